@@ -1,0 +1,64 @@
+# Every command of this project. `make help` lists them.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv/bin
+# Inside the environment of ./env, and inside .venv.
+IN_ENV := . ./env &&
+CACHE := $${SPARK_VLLM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/spark-vllm}
+PYTEST := $(VENV)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program \
+	test-lab sshd clean-cache
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: ## set up, start the lab, deploy stack dev, show its answer
+	@exec $(PYTHON) toolchain/up.py
+
+down: ## destroy stack dev, then stop the lab
+	@exec $(PYTHON) toolchain/down.py
+
+bootstrap: ## .venv from the lock file, and a Pulumi engine
+	@$(PYTHON) toolchain/bootstrap.py
+
+check: lint types test-unit test-program test-providers ## what must pass before every commit; below two minutes
+
+lint: bootstrap ## format and lint, changing nothing
+	@$(VENV)/ruff format --check .
+	@$(VENV)/ruff check .
+
+types: bootstrap ## static types, strict
+	@$(VENV)/mypy
+
+format: bootstrap ## format, and mend what lint can
+	@$(VENV)/ruff check --fix --select I .
+	@$(VENV)/ruff format .
+
+test: check test-toolchain test-lab ## everything
+
+test-unit: bootstrap ## parsers, plans, settings
+	@$(IN_ENV) $(PYTEST) tests/unit
+
+test-program: bootstrap ## the program under a mocked engine
+	@test ! -d tests/program || { $(IN_ENV) $(PYTEST) tests/program; }
+
+test-providers: bootstrap ## our providers over gRPC
+	@test ! -d tests/providers || { $(IN_ENV) $(PYTEST) tests/providers; }
+
+test-toolchain: bootstrap sshd ## bootstrap, launcher, plugins; needs an sshd
+	@$(IN_ENV) SPARK_VLLM_TEST_SSHD="$$(toolchain/sshd.sh)" $(PYTEST) tests/toolchain
+
+# The tests make their own labs and stacks; a home of their own keeps them away from a stack in use.
+test-lab: bootstrap ## end to end on emulated hosts; minutes, root
+	@home=$$(mktemp -d "$${TMPDIR:-/tmp}/spark-vllm-test.XXXXXX") && \
+	trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT TERM && \
+	export SPARK_VLLM_HOME="$$home" && $(PYTHON) toolchain/bootstrap.py && \
+	unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m lab tests/lab
+
+sshd: ## an sshd for the tests; unpacked into the cache, not installed
+	@toolchain/sshd.sh > /dev/null
+
+clean-cache: ## remove what was built or fetched; state and passphrase stay
+	@rm -rf -- "$(CACHE)/toolchain" "$(CACHE)/uv" "$(CACHE)/sshd" && echo "removed from $(CACHE)"

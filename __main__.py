@@ -1,0 +1,82 @@
+"""The program: settings in, five components, outputs out."""
+
+import sys
+from pathlib import Path
+
+import pulumi
+
+PROJECT = Path(__file__).resolve().parent
+if str(PROJECT) not in sys.path[:1]:
+    sys.path.insert(0, str(PROJECT))
+
+from spark_core.errors import SparkError  # noqa: E402
+from spark_core.project import require_own_packages  # noqa: E402
+
+try:
+    require_own_packages(PROJECT, Path(pulumi.get_root_directory() or PROJECT))
+except SparkError as refused:
+    raise pulumi.RunError(refused.render()) from None
+
+from components.model_weights import ModelWeights, ModelWeightsArgs  # noqa: E402
+from components.node_files import files_of_group  # noqa: E402
+from components.roce_fabric import RoceFabric, RoceFabricArgs  # noqa: E402
+from components.serving_image import ServingImage, ServingImageArgs  # noqa: E402
+from components.spark_node import SparkNode, SparkNodeArgs  # noqa: E402
+from components.stack import open_stack  # noqa: E402
+from components.vllm_ray_cluster import VllmRayCluster, VllmRayClusterArgs  # noqa: E402
+
+stack = open_stack()
+settings = stack.settings
+[(group_name, group)] = settings.groups.items()
+files = files_of_group(group)
+
+nodes = {
+    node.name: SparkNode(
+        node.name,
+        SparkNodeArgs(
+            settings=settings,
+            node=node,
+            stack=stack.name,
+            connection=stack.connection(node),
+            files=files.all if node.name in group.nodes else [],
+        ),
+    )
+    for node in settings.nodes
+}
+members = [nodes[name] for name in group.nodes]
+fabric = RoceFabric("fabric", RoceFabricArgs(settings=settings, stack=stack.name, nodes=list(nodes.values())))
+image = ServingImage(
+    "image",
+    ServingImageArgs(settings=settings, stack=stack.name, known_id=stack.sources.image_id, nodes=members),
+)
+weights = ModelWeights(
+    f"{group_name}-weights",
+    ModelWeightsArgs(
+        settings=settings,
+        stack=stack.name,
+        group=group_name,
+        model=group.model,
+        local_revision=stack.sources.revisions.get(group_name, ""),
+        nodes=members,
+    ),
+)
+cluster = VllmRayCluster(
+    group_name,
+    VllmRayClusterArgs(
+        settings=settings,
+        stack=stack.name,
+        group=group_name,
+        nodes=nodes,
+        image_id=image.image_id,
+        files=files.placed(weights.folders),
+        make_way=stack.make_way,
+    ),
+    pulumi.ResourceOptions(depends_on=[fabric, image, weights, *members]),
+)
+
+pulumi.export("endpoint", cluster.endpoint)
+pulumi.export("model", group.model.served_name)
+pulumi.export("api_key", cluster.api_key)
+pulumi.export("nodes", [stack.node_output(node) for node in settings.nodes])
+pulumi.export("image_digest", image.image_id)
+pulumi.export("model_revision", weights.revision)

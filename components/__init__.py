@@ -1,0 +1,1 @@
+"""The components of a deployment: wiring of resources, one component per file."""

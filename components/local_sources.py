@@ -1,0 +1,52 @@
+"""What the stack takes from the controller: the image archive and the weights, looked at before anything is registered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_core.errors import SettingsError, SparkError
+from spark_core.image import archive_image_id
+from spark_core.settings import Settings
+from spark_core.weights import local_manifest
+
+NOT_YET_KNOWN = "not-yet-known"
+"""Stands for what cannot be known in a plan that is only rendered."""
+
+
+@dataclass(frozen=True)
+class LocalSources:
+    """Facts of the sources on the controller.
+
+    Attributes:
+        image_id: Id that the image will have, or empty if only a registry knows it.
+        revisions: For each group, the revision of weights that are copied from here; absent for others.
+    """
+
+    image_id: str
+    revisions: dict[str, str]
+
+
+def look_at_sources(settings: Settings) -> LocalSources:
+    """Read the sources on the controller; all faults are told together.
+
+    Raises:
+        SettingsError: a source is missing or broken. With ``preflight: off`` a missing one is not yet known instead.
+    """
+    violations: list[str] = []
+    image_id = settings.image.local_id or ""
+    if settings.image.archive is not None:
+        try:
+            image_id = archive_image_id(settings.image.archive)
+        except SettingsError as error:
+            violations += error.violations
+    revisions = {}
+    for name, group in settings.groups.items():
+        if group.model.kind == "controller":
+            try:
+                revisions[name] = local_manifest(group.model.directory).revision
+            except SparkError as error:
+                violations += getattr(error, "violations", (error.line,))
+                revisions[name] = NOT_YET_KNOWN
+    if violations and settings.preflight != "off":
+        raise SettingsError(violations)
+    return LocalSources(image_id, revisions)

@@ -1,0 +1,139 @@
+"""``SparkNode``: one DGX Spark, with its journal, its declared tuning, the files of ours and the owner's own setup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pulumi
+import pulumi_command as command
+import pulumi_docker as docker
+
+from components.runtime_bundle import NodeFile
+from providers.node_host import NodeHost
+from providers.node_journal import NodeJournal
+from spark_core.journal import StackFolder
+from spark_core.settings import NodeSettings, Settings
+from spark_core.transport.connection import Connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkNodeArgs:
+    """What a node is made of."""
+
+    settings: Settings
+    """The settings of the stack."""
+    node: NodeSettings
+    """The node's own settings."""
+    stack: str
+    """Name of the stack."""
+    connection: Connection
+    """How the node is reached."""
+    files: Sequence[NodeFile]
+    """Files that must lie on the node."""
+
+
+class SparkNode(pulumi.ComponentResource):
+    """One node. It needs sshd, Docker and a deploy user on the machine; everything it changes is put back on destroy.
+
+    A change of ``sysctls`` or of a file is made in place and restarts nothing; a change of ``node_root`` or of the
+    node's name replaces the node's resources.
+    """
+
+    docker_provider: docker.Provider
+    """Pulumi's Docker provider for this node, over the connection that the preflight opened."""
+    journal: NodeJournal
+    """The resource with which everything on the node goes."""
+
+    def __init__(self, name: str, args: SparkNodeArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("spark:node:SparkNode", name, None, opts)
+        node, settings = args.node, args.settings
+        self.args = args
+        self.folder = StackFolder(settings.root_of(node), args.stack)
+        child = pulumi.ResourceOptions(parent=self)
+        groups = sorted(group for group, value in settings.groups.items() if node.name in value.nodes)
+        self.journal = NodeJournal(
+            f"{name}-journal",
+            node=node.name,
+            stack=args.stack,
+            root=self.folder.root,
+            groups=groups,
+            address=node.management_address,
+            user=node.user,
+            port=node.ssh_port,
+            host_key=node.host_key,
+            opts=child,
+        )
+        self.host = NodeHost(
+            f"{name}-host",
+            node=node.name,
+            stack=args.stack,
+            root=self.folder.root,
+            sysctls=dict(settings.host.sysctls),
+            files={f"{self.folder.files}/{file.remote}": file.sha256 for file in args.files},
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[self.journal]),
+        )
+        self._copy_files(name)
+        self._run_setup(name)
+        self.docker_provider = docker.Provider(
+            f"{name}-docker",
+            host=f"ssh://{node.user}@{node.management_address}:{args.connection.port}",
+            ssh_opts=args.connection.shared_options(),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[self.journal]),
+        )
+        self.architecture = self.host.architecture
+        self.register_outputs({"architecture": self.architecture, "docker": self.host.docker, "gpu": self.host.gpu})
+
+    def _copy_files(self, name: str) -> None:
+        # The content's hash is in the resource's name: new content is a new resource at a new path, and nothing that a
+        # running container has mounted is ever written over.
+        for file in self.args.files:
+            command.remote.CopyToRemote(
+                f"{name}-{Path(file.remote).name}-{file.sha256[:8]}",
+                connection=self._connection(),
+                source=pulumi.FileAsset(file.local),
+                remote_path=f"{self.folder.files}/{file.remote}",
+                triggers=[self.host.repair],
+                opts=self._command_options(),
+            )
+
+    def _run_setup(self, name: str) -> None:
+        for setup in self.args.settings.host.setup:
+            command.remote.Command(
+                f"{name}-setup-{setup.name}",
+                connection=self._connection(),
+                create=setup.create,
+                delete=setup.delete,
+                add_previous_output_in_env=False,
+                opts=self._command_options(),
+            )
+
+    def _command_options(self) -> pulumi.ResourceOptions:
+        # Another laptop or a CI runner has another agent: that must not run anything again.
+        return pulumi.ResourceOptions(parent=self, depends_on=[self.host], ignore_changes=["connection"])
+
+    def _connection(self) -> command.remote.ConnectionArgs:
+        """pulumi-command has an SSH of its own, without ssh_config: it gets what ``ssh -G`` resolved."""
+        connection = self.args.connection
+        return command.remote.ConnectionArgs(
+            host=connection.host_name,
+            port=float(connection.port),
+            user=self.args.node.user,
+            host_key=connection.pin,
+            agent_socket_path=connection.identity_agent,
+            private_key=_key_material(connection),
+            dial_error_limit=1,
+            per_dial_timeout=5,
+        )
+
+
+def _key_material(connection: Connection) -> pulumi.Output[str] | None:
+    """The private key, as a secret, only where there is no agent that could be asked instead."""
+    if connection.has_agent:
+        return None
+    for file in connection.identity_files:
+        path = Path(file)
+        if path.is_file():
+            return pulumi.Output.secret(path.read_text())
+    return None

@@ -1,0 +1,100 @@
+"""The stack that is being run: its name, its validated settings, and its connections to the nodes.
+
+This is the only reader of a stack's configuration. Opening the stack is also the preflight: every node is looked at
+before the first resource is registered, because of what a person then reads: the findings alone, in one block, before
+any provider speaks (docs/adr/0002-run-preflight-in-the-program.md). The look opens the one connection per node that
+everything else uses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import pulumi
+from pulumi.runtime.config import CONFIG
+
+from components.local_sources import LocalSources, look_at_sources
+from providers.connections import Run, raw_configuration, run_of
+from spark_core.containers import make_way
+from spark_core.errors import SparkError
+from spark_core.preflight import look_at_nodes
+from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
+from spark_core.transport.connection import Connection, resolve
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack with validated settings, whose nodes have been looked at unless ``preflight`` is off."""
+
+    name: str
+    settings: Settings
+    sources: LocalSources
+    run: Run
+
+    def connection(self, node: NodeSettings) -> Connection:
+        """How a node is reached; with ``preflight: off`` a node without a pinned key can be rendered."""
+        try:
+            return resolve(self.settings.connection_of(node), render_only=self.settings.preflight == "off")
+        except SparkError as error:
+            raise pulumi.RunError(error.render()) from None
+
+    def make_way(self, node: str, container: str) -> None:
+        """Remove a container of ours that an interrupted run left; called before one of that name is created."""
+        removed = make_way(self.run.transport(node), container, self.name)
+        if removed:
+            pulumi.log.warn(removed)
+
+    def node_output(self, node: NodeSettings) -> dict[str, Any]:
+        """A node as the stack exports it."""
+        ranks = {group: value.nodes.index(node.name) for group, value in self.settings.groups.items() if node.name in value.nodes}
+        return {
+            "name": node.name,
+            "management_address": node.management_address,
+            "fabric_address": node.fabric_address,
+            "ranks": ranks,
+        }
+
+
+def open_stack() -> Stack:
+    """Read and validate the stack's configuration, and look at its nodes.
+
+    Raises:
+        pulumi.RunError: the settings cannot be used (no node is then contacted), or something would fail on a node.
+    """
+    sys.excepthook = _without_interrupts
+    name = pulumi.get_stack()
+    prefix = f"{pulumi.get_project()}:"
+    values: dict[str, Any] = {key.removeprefix(prefix): value for key, value in CONFIG.get().items() if key.startswith(prefix)}
+    raw = values | raw_configuration(values.get)
+    try:
+        run = run_of(raw)
+        for note in launcher_variable_notes(os.environ):
+            pulumi.log.warn(note)
+        sources = look_at_sources(run.settings)
+        _preflight(run, name)
+    except SparkError as error:
+        raise pulumi.RunError(error.render()) from None
+    return Stack(name, run.settings, sources, run)
+
+
+def _preflight(run: Run, stack: str) -> None:
+    if run.settings.preflight == "off":
+        pulumi.log.warn("preflight is off: no node is looked at, and what would fail is not found before up")
+        return
+    findings = look_at_nodes(run.settings, stack, run.open_node)
+    for finding in findings:
+        if finding.severity == "warn":
+            pulumi.log.warn(finding.line)
+    failures = [finding.line for finding in findings if finding.severity == "fail"]
+    if failures:
+        raise pulumi.RunError("\n".join(failures))
+
+
+def _without_interrupts(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C, and the engine ending the program after a failure elsewhere, are no faults to print a trace of."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)

@@ -1,0 +1,101 @@
+"""``ApiKey``: the key of a group's endpoint, in the encrypted state and as a file of mode 600 on the head.
+
+It owns that file. The key is a secret output; the inputs hold no more than its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+
+from providers._adapter import SparkProvider, told
+from spark_core.api_key import generate_key, key_digest, observe_key, read_key, remove_key, write_key
+from spark_core.errors import SettingsError
+
+INPUTS = ("node", "stack", "group", "source", "path", "own_digest", "file")
+
+
+class ApiKeyProvider(SparkProvider):
+    """Life cycle of a group's key: made or taken from the settings, written, compared by digest, removed."""
+
+    compared = ("source", "own_digest", "file")
+    replaced_by = ("node", "stack", "group", "path")
+
+    @told
+    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
+        own = self.run.secret("api_key") if news["source"] == "own" else None
+        return CheckResult({**news, "own_digest": key_digest(own) if own else ""}, [])
+
+    @told
+    def create(self, props: Mapping[str, Any]) -> CreateResult:
+        transport = self.run.transport(props["node"])
+        if props["source"] == "own":
+            key = self._own()
+        elif observe_key(transport, props["path"]) != "absent":
+            key = read_key(transport, props["path"])  # made by a run that was killed before it was recorded
+        else:
+            key = generate_key()
+        write_key(transport, props["path"], key)
+        return CreateResult(f"{props['stack']}/{props['group']}", {**props, "api_key": key})
+
+    @told
+    def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
+        if news["source"] == "own":
+            key = self._own()
+        else:
+            key = str(olds["api_key"]) if olds["source"] == "generated" else generate_key()
+        write_key(self.run.transport(news["node"]), news["path"], key)
+        return UpdateResult({**news, "api_key": key})
+
+    @told
+    def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
+        found = observe_key(self.run.transport(props["node"]), props["path"])
+        if found == key_digest(str(props["api_key"])):
+            found = "in place"
+        live = {"file": found if found in ("in place", "absent") else "altered"}
+        return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
+
+    @told
+    def delete(self, _id: str, props: Mapping[str, Any]) -> None:
+        self.run.require_all_nodes()
+        remove_key(self.run.transport(props["node"]), props["path"])
+
+    def _own(self) -> str:
+        key = self.run.secret("api_key")
+        if not key:
+            raise SettingsError(["api_key: found none, but serving.api_key is 'own'"])
+        return key
+
+
+class ApiKey(Resource, module="spark", name="ApiKey"):
+    """The API key of a group.
+
+    Args:
+        node: Name of the head.
+        stack: Name of the stack.
+        group: Name of the group.
+        source: ``generated`` or ``own``.
+        path: Path of the key file on the head.
+    """
+
+    api_key: pulumi.Output[str]
+    """The key; a secret."""
+
+    def __init__(
+        self,
+        resource_name: str,
+        *,
+        node: str,
+        stack: str,
+        group: str,
+        source: str,
+        path: str,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        props: dict[str, Any] = {"node": node, "stack": stack, "group": group, "source": source, "path": path,
+                                 "own_digest": "", "file": "in place", "api_key": None}  # fmt: skip
+        options = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(additional_secret_outputs=["api_key"]))
+        super().__init__(ApiKeyProvider(), resource_name, props, options)

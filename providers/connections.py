@@ -1,0 +1,129 @@
+"""The settings and the connections of one run.
+
+Connection facts come from the stack's configuration at run time, never from state: after a change of address a resource
+is read through the new one. Only a node that the settings no longer name is reached through what its journal resource
+remembers of it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_core.errors import CommandError, SparkError, join_errors
+from spark_core.preflight import reach_nodes
+from spark_core.settings import SECRET_KEYS, SETTING_KEYS, NodeSettings, Settings, read_settings
+from spark_core.transport.base import Transport
+from spark_core.transport.connection import resolve
+from spark_core.transport.ssh import SshTransport
+
+
+class Run:
+    """The settings of this run and one transport for each node, shared by all providers of the process."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.settings: Settings = read_settings(raw)
+        self._raw = raw
+        self._transports: dict[str, SshTransport] = {}
+        self._lock = threading.Lock()
+        self._all_reached = False
+
+    def secret(self, key: str) -> str | None:
+        """A secret of the stack's configuration; it stays in this process."""
+        value = self._raw.get(key)
+        return str(value) if value else None
+
+    def open_node(self, node: NodeSettings) -> Transport:
+        """The transport of a node; the connection is opened by its first use."""
+        with self._lock:
+            if node.name not in self._transports:
+                connection = resolve(self.settings.connection_of(node))
+                self._transports[node.name] = SshTransport(connection, self._sudo_password)
+            return self._transports[node.name]
+
+    def transport(self, name: str, remembered: Mapping[str, Any] | None = None) -> Transport:
+        """The transport of a node by name.
+
+        Args:
+            remembered: ``address``, ``user``, ``port`` and ``host_key`` of a node that the settings no longer have.
+        """
+        found = [node for node in self.settings.nodes if node.name == name]
+        if found:
+            return self.open_node(found[0])
+        if not remembered or not remembered.get("address"):
+            raise SparkError(
+                f"expected the node {name} in the settings, found none of that name", where="nodes",
+                do="put the node back until its resources are destroyed",
+            )  # fmt: skip
+        node = NodeSettings(
+            name=name,
+            management_address=str(remembered["address"]),
+            user=str(remembered["user"]),
+            ssh_port=int(remembered["port"]) if remembered.get("port") else None,
+            host_key=remembered.get("host_key") or None,
+        )
+        return self.open_node(node)
+
+    def require_all_nodes(self) -> None:
+        """Refuse to undo anything while a node does not answer, so that nothing is left half undone.
+
+        Raises:
+            SparkError: naming each node and the step that failed.
+        """
+        with self._lock:
+            reached = self._all_reached
+        if not reached:
+            errors = reach_nodes(self.settings.nodes, self.open_node)
+            if errors:
+                raise join_errors(errors)
+            self._all_reached = True
+
+    def _sudo_password(self) -> str | None:
+        secret = self.secret("sudo_password")
+        if secret is not None:
+            return secret
+        file = self.settings.ssh.sudo_password_file
+        if file is None:
+            return None
+        try:
+            return Path(file).expanduser().read_text().strip()
+        except OSError as error:
+            raise CommandError(
+                f"expected the sudo password in {file}, found: {error.strerror}", where="ssh.sudo_password_file"
+            ) from None
+
+
+_RUNS: dict[str, Run] = {}
+_RUNS_LOCK = threading.Lock()
+
+
+def run_of(raw: Mapping[str, Any]) -> Run:
+    """The run for this configuration; one for the whole process, whoever asks first."""
+    key = json.dumps(raw, sort_keys=True, default=str)
+    with _RUNS_LOCK:
+        if key not in _RUNS:
+            _RUNS[key] = Run(raw)
+        return _RUNS[key]
+
+
+def raw_configuration(get: Callable[[str], Any]) -> dict[str, Any]:
+    """Our keys of a stack's configuration as plain values; structured ones arrive as JSON text."""
+    raw: dict[str, Any] = {}
+    for key in (*SETTING_KEYS, *SECRET_KEYS):
+        value = get(key)
+        if value is None:
+            continue
+        raw[key] = _plain(value) if key in SETTING_KEYS else value
+    return raw
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and value[:1] in "[{":
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value

@@ -1,0 +1,134 @@
+"""``EndpointGate``: a group that serves, proven by a completion through its public endpoint.
+
+It owns the group's being up: create and update end when a completion has come back, read tells a group that does not
+serve as a difference, delete stops the ranks in order, head first, before anything beneath them is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+
+from providers._adapter import SparkProvider, each_node, say, told
+from providers.connections import Run
+from spark_core.api_key import read_key
+from spark_core.containers import stop_container
+from spark_core.errors import GateError
+from spark_core.gate import (
+    Rank,
+    RankState,
+    ask_new_generation,
+    complete,
+    drift_of,
+    failure_of,
+    observe_rank,
+    wait_until_serving,
+)
+
+INPUTS = ("stack", "group", "ranks", "deployment", "endpoint", "model", "key_path", "containers", "state")
+
+
+class EndpointGateProvider(SparkProvider):
+    """Life cycle of a group's being up: waited for, proven, told as drift, ended in order."""
+
+    compared = ("ranks", "deployment", "endpoint", "model", "key_path", "containers", "state")
+    replaced_by = ("stack", "group")
+
+    @told
+    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
+        return CheckResult(dict(news), [])
+
+    @told
+    def create(self, props: Mapping[str, Any]) -> CreateResult:
+        self._pass(props, fresh=set(props["containers"]))
+        return CreateResult(f"{props['stack']}/{props['group']}", dict(props))
+
+    @told
+    def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
+        self._pass(news, fresh=set(news["containers"]) - set(olds.get("containers") or []))
+        return UpdateResult(dict(news))
+
+    @told
+    def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
+        ranks = _ranks(self.run, props)
+        states = each_node([rank.transport.node for rank in ranks],
+                           lambda node: observe_rank(next(r for r in ranks if r.transport.node == node)))  # fmt: skip
+        live = {"state": drift_of([states[rank.transport.node] for rank in ranks])}
+        return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
+
+    @told
+    def delete(self, _id: str, props: Mapping[str, Any]) -> None:
+        self.run.require_all_nodes()
+        for rank in _ranks(self.run, props):
+            stop_container(rank.transport, rank.container)
+
+    def _pass(self, props: Mapping[str, Any], fresh: set[str]) -> None:
+        group = self.run.settings.groups[props["group"]]
+        ranks = _ranks(self.run, props)
+        newer_than = self._renew(ranks, fresh)
+        states = wait_until_serving(ranks, stall_s=group.serving.start_timeout_s, progress=say, newer_than=newer_than)
+        key = read_key(ranks[0].transport, props["key_path"]) if props["key_path"] else None
+        try:
+            done = complete(str(props["endpoint"]), str(props["model"]), key, timeout_s=group.serving.canary_timeout_s)
+        except GateError as error:
+            first = failure_of([observe_rank(rank) for rank in ranks], ranks)
+            raise first or error from None
+        say(f"{props['endpoint']}: a completion came back in {done.seconds:.1f} s, {len(states)} ranks serve")
+
+    def _renew(self, ranks: list[Rank], fresh: set[str]) -> tuple[str, int] | None:
+        """Ask the head for a new generation where the present one cannot serve any more.
+
+        The head is asked only if its own container stayed: a new one begins anew by itself.
+        """
+        head: RankState = observe_rank(ranks[0])
+        stayed = head.running and head.container_id not in fresh
+        if not stayed or head.generation is None:
+            return None
+        if head.phase == "failed" or fresh:
+            ask_new_generation(ranks[0], self.run.settings.image.python)
+            return head.generation
+        return None
+
+
+def _ranks(run: Run, props: Mapping[str, Any]) -> list[Rank]:
+    return [
+        Rank(run.transport(rank["node"]), place, str(rank["container"]), str(rank["state_folder"]))
+        for place, rank in enumerate(props["ranks"])
+    ]
+
+
+class EndpointGate(Resource, module="spark", name="EndpointGate"):
+    """The gate of a group.
+
+    Args:
+        stack: Name of the stack.
+        group: Name of the group.
+        ranks: For each rank in order ``node``, ``container`` and ``state_folder``.
+        deployment: Id of what the ranks run.
+        endpoint: Public base URL.
+        model: Served name of the model.
+        key_path: Path of the key file on the head; empty if the API is open.
+        containers: Ids of the containers; a new one means that the group started anew.
+    """
+
+    def __init__(
+        self,
+        resource_name: str,
+        *,
+        stack: str,
+        group: str,
+        ranks: list[dict[str, str]],
+        deployment: pulumi.Input[str],
+        endpoint: str,
+        model: str,
+        key_path: str,
+        containers: list[pulumi.Input[str]],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        props: dict[str, Any] = {"stack": stack, "group": group, "ranks": ranks, "deployment": deployment,
+                                 "endpoint": endpoint, "model": model, "key_path": key_path, "containers": containers,
+                                 "state": "serving"}  # fmt: skip
+        super().__init__(EndpointGateProvider(), resource_name, props, opts)

@@ -1,0 +1,109 @@
+"""``WeightsCopy``: the weights of one model on every node of its group, whole and the same.
+
+It owns the folder of a revision that it copied; a folder that the nodes already had is used in place and never changed.
+Destroy leaves both, since weights are caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+
+from providers._adapter import SparkProvider, each_node, say, told
+from spark_core.errors import SparkError
+from spark_core.weights import copy_weights, local_manifest, observe_weights, verify_in_place
+
+INPUTS = ("stack", "group", "source", "folders", "roots", "revisions")
+
+
+class WeightsCopyProvider(SparkProvider):
+    """Life cycle of a model's weights on the nodes of its group."""
+
+    compared = ("source", "folders", "revisions")
+    replaced_by = ("stack", "group")
+
+    @told
+    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
+        return CheckResult(dict(news), [])
+
+    @told
+    def create(self, props: Mapping[str, Any]) -> CreateResult:
+        return CreateResult(f"weights-{props['stack']}-{props['group']}", {**props, "revision": self._converge(props)})
+
+    @told
+    def update(self, _id: str, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
+        return UpdateResult({**news, "revision": self._converge(news)})
+
+    @told
+    def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
+        folders, roots = props["folders"], props["roots"]
+
+        def look(node: str) -> str:
+            manifest = observe_weights(self.run.transport(node), folders[node], roots[node])
+            return manifest.revision if manifest is not None else "absent"
+
+        found = each_node(list(folders), look)
+        if props["source"].startswith("node:"):
+            # Nothing is declared but "the same everywhere, as verified": only a change since then is told.
+            found = {node: "as verified" if revision == props["revision"] else revision for node, revision in found.items()}
+        live = {"revisions": found}
+        return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
+
+    @told
+    def delete(self, _id: str, _props: Mapping[str, Any]) -> None:
+        """Weights are caches; they stay."""
+        self.run.require_all_nodes()
+
+    def _converge(self, props: Mapping[str, Any]) -> str:
+        kind, _, directory = str(props["source"]).partition(":")
+        folders, roots = props["folders"], props["roots"]
+        if kind == "node":
+            transports = {node: self.run.transport(node) for node in folders}
+            return verify_in_place(transports, directory, roots).revision
+        wanted = local_manifest(directory)
+
+        def copy(node: str) -> None:
+            if props["revisions"][node] != wanted.revision:
+                raise SparkError(
+                    f"expected revision {props['revisions'][node][:12]} in {directory}, found {wanted.revision[:12]}",
+                    where="model.source", do="the directory changed while this ran; run up again",
+                )  # fmt: skip
+            copy_weights(self.run.transport(node), directory, folders[node], wanted, roots[node], say)
+
+        each_node(list(folders), copy)
+        return wanted.revision
+
+
+class WeightsCopy(Resource, module="spark", name="WeightsCopy"):
+    """The weights of a group's model on its nodes.
+
+    Args:
+        stack: Name of the stack.
+        group: Name of the group.
+        source: ``controller:DIR`` or ``node:/DIR``.
+        folders: For each node, the folder of the weights.
+        roots: For each node, our folder (where hashes are cached).
+        revisions: For each node, the revision that its folder must hold; ``as verified`` for a folder used in place.
+    """
+
+    revision: pulumi.Output[str]
+    """Hash of the content, the same on every node."""
+
+    def __init__(
+        self,
+        resource_name: str,
+        *,
+        stack: str,
+        group: str,
+        source: str,
+        folders: dict[str, str],
+        roots: dict[str, str],
+        revisions: dict[str, str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        props: dict[str, Any] = {"stack": stack, "group": group, "source": source, "folders": folders, "roots": roots,
+                                 "revisions": revisions, "revision": None}  # fmt: skip
+        super().__init__(WeightsCopyProvider(), resource_name, props, opts)

@@ -1,0 +1,321 @@
+"""The endpoint gate: a group serves only if a real completion comes back through its public endpoint.
+
+``/health`` answers 200 while an engine is about to die, so it counts for nothing here. What counts: every container
+runs, every rank is in the same generation, the head's own canary has passed, and so has ours, with the API key,
+through the address that people will use. The deadline is renewed by progress: loading may take long, standing still
+may not.
+"""
+
+from __future__ import annotations
+
+import calendar
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_core.errors import GateError, SparkError
+from spark_core.group import RUNTIME_TARGET
+from spark_core.transport.base import Transport, command, parse_sections, run_checked, script
+
+POLL_S = 1.0
+STALL_S = 900.0
+"""Without any change of phase, progress or log for this long, the start has stalled (settings: start_timeout_s)."""
+
+_OBSERVE = """
+id=$(docker ps -aq --no-trunc --filter "name=^/$1$")
+echo '=== container'
+if [ -n "$id" ]; then docker inspect --format '{{json .State}}' "$1"; else echo null; fi
+echo '=== id'; echo "$id"
+echo '=== status'; cat "$2/status.json" 2>/dev/null || echo null
+"""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What a node says of its rank.
+
+    Attributes:
+        node: Name of the node.
+        rank: 0 is the head.
+        container_id: Id of the container, or None if there is none.
+        running: Whether the container runs.
+        exit_code: Exit status of a container that does not run.
+        oom_killed: Whether the kernel killed it for memory.
+        started_at: Docker's text for when it was started.
+        status: The supervisor's own status, or None if it has not written one since the container was started.
+    """
+
+    node: str
+    rank: int
+    container_id: str | None
+    running: bool
+    exit_code: int | None
+    oom_killed: bool
+    started_at: str
+    status: Mapping[str, Any] | None = field(default=None)
+
+    @property
+    def phase(self) -> str:
+        """The rank's phase in one word."""
+        if self.container_id is None:
+            return "no container"
+        if not self.running:
+            return "container stopped"
+        return str(self.status.get("phase", "unknown")) if self.status else "starting"
+
+    @property
+    def generation(self) -> tuple[str, int] | None:
+        generation = self.status.get("generation") if self.status else None
+        if not isinstance(generation, Mapping):
+            return None
+        return str(generation.get("head_incarnation")), int(generation.get("n") or 0)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where one rank is to be found."""
+
+    transport: Transport
+    rank: int
+    container: str
+    state_folder: str
+
+
+def observe_rank(rank: Rank) -> RankState:
+    """What a node says of its rank, in one round trip; changes nothing."""
+    text = run_checked(
+        rank.transport,
+        script(_OBSERVE, rank.container, rank.state_folder),
+        purpose="expected to read the state of the rank",
+    )
+    return parse_rank_state(rank.transport.node, rank.rank, text)
+
+
+def parse_rank_state(node: str, rank: int, text: str) -> RankState:
+    """A rank's state from the output of the observation script."""
+    sections = parse_sections(text)
+    container = _json(sections.get("container", "null"))
+    status = _json(sections.get("status", "null"))
+    if container is None:
+        return RankState(node, rank, None, False, None, False, "", None)
+    started = str(container.get("StartedAt", ""))
+    if status is not None and not _written_since(status, started):
+        status = None  # left by an earlier container of this rank
+    return RankState(
+        node=node,
+        rank=rank,
+        container_id=sections.get("id", "").strip() or None,
+        running=bool(container.get("Running")),
+        exit_code=container.get("ExitCode"),
+        oom_killed=bool(container.get("OOMKilled")),
+        started_at=started,
+        status=status,
+    )
+
+
+def drift_of(states: Sequence[RankState]) -> str:
+    """``serving`` if the group serves, else what is wrong, in words short enough for a diff."""
+    for state in states:
+        if state.phase in ("no container", "container stopped"):
+            return f"{state.node}: {state.phase}"
+    head = states[0]
+    if head.phase != "serving":
+        return f"{head.node}: {head.phase}"
+    for state in states[1:]:
+        if state.generation != head.generation:
+            return f"{state.node}: not in the head's generation"
+        if state.phase not in ("serving", "ray_ready"):
+            return f"{state.node}: {state.phase}"
+    return "serving"
+
+
+def wait_until_serving(
+    ranks: Sequence[Rank],
+    *,
+    stall_s: float,
+    progress: Callable[[str], None],
+    newer_than: tuple[str, int] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[RankState]:
+    """Follow the ranks until the group serves.
+
+    Args:
+        ranks: All ranks, the head first.
+        stall_s: Seconds without any progress after which the start is given up.
+        progress: Called with one line for each change that a person should see.
+        newer_than: Generation that does not count, because a new one was asked for.
+
+    Raises:
+        GateError: naming what failed first, on which node, with the log lines that say so.
+    """
+    last_said: dict[int, str] = {}
+    last_mark: object = None
+    moved_at = clock()
+    while True:
+        states = [observe_rank(rank) for rank in ranks]
+        for state in states:
+            said = _describe(state)
+            if last_said.get(state.rank) != said:
+                last_said[state.rank] = said
+                progress(f"{state.node} rank {state.rank}: {said}")
+        head = states[0]
+        fresh = newer_than is None or (head.generation is not None and head.generation != newer_than)
+        if fresh:
+            failure = failure_of(states, ranks)
+            if failure is not None:
+                raise failure
+            if drift_of(states) == "serving":
+                return states
+        mark = [(state.phase, _progress_of(state), state.generation) for state in states]
+        if mark != last_mark:
+            last_mark, moved_at = mark, clock()
+        if clock() - moved_at > stall_s:
+            waiting = "; ".join(f"{state.node} rank {state.rank}: {_describe(state)}" for state in states)
+            raise GateError(
+                f"expected the group to serve, found no progress for {stall_s:.0f} s ({waiting})",
+                where=head.node,
+                do="read the logs of the ranks (docker logs); run up again to wait on",
+                evidence=_log_tail(ranks[0]),
+            )
+        sleep(POLL_S)
+
+
+def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError | None:
+    """The failure that came first, if any rank has failed.
+
+    A rank's own account of its first error is preferred to a container that stopped, and the earliest account wins:
+    the others usually only say that their peer went away.
+    """
+    accounts = [(_time_of(account), state, account) for state in states if (account := _account(state))]
+    if accounts:
+        _, state, first = min(accounts, key=lambda found: found[0])
+        return GateError(
+            str(first.get("line") or "the rank failed"),
+            where=f"{state.node}, rank {state.rank}",
+            do="correct the cause and run up again",
+            evidence=[str(line) for line in first.get("lines") or []],
+        )
+    for state, rank in zip(states, ranks, strict=True):
+        if state.phase == "no container":
+            return GateError(f"expected the container {rank.container}, found none", where=state.node, do="run up again")
+        if state.phase == "container stopped":
+            oom = ", killed by the kernel for memory" if state.oom_killed else ""
+            return GateError(
+                f"expected the container {rank.container} to run, found it stopped (exit code {state.exit_code}{oom})",
+                where=f"{state.node}, rank {state.rank}",
+                do="read its last lines below; run up again to start it",
+                evidence=_log_tail(rank),
+            )
+        if state.phase == "failed":
+            return GateError("the rank failed without an account of it", where=f"{state.node}, rank {state.rank}",
+                             evidence=_log_tail(rank))  # fmt: skip
+    return None
+
+
+def ask_new_generation(rank: Rank, python: str) -> None:
+    """Ask the head's supervisor to end its generation and begin a new one."""
+    run_checked(
+        rank.transport,
+        command("docker", "exec", rank.container, python, RUNTIME_TARGET, "restart", timeout_s=60),
+        purpose="expected the supervisor to begin a new generation",
+    )
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completion that came back.
+
+    Attributes:
+        text: Content, or reasoning where a reasoning parser put the answer there.
+        seconds: How long it took.
+    """
+
+    text: str
+    seconds: float
+
+
+def complete(
+    endpoint: str, model: str, key: str | None, *, timeout_s: float, prompt: str = "Say hello.", max_tokens: int = 16
+) -> Completion:
+    """One bounded chat completion through the public endpoint.
+
+    Raises:
+        GateError: refused, no answer in time, an error answer, or an empty one. Never holds the key.
+    """
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0}
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{endpoint}/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    start = time.monotonic()
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        detail = error.read(2000).decode(errors="replace")
+        raise GateError(f"expected a completion, found HTTP {error.code}", where=endpoint, evidence=[detail]) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise GateError(
+            f"expected a completion in {timeout_s:.0f} s, found: {getattr(error, 'reason', error)}",
+            where=endpoint,
+            do="check that nothing between here and the head blocks the port",
+        ) from None
+    try:
+        message = answer["choices"][0]["message"]
+        text = message.get("content") or message.get("reasoning") or message.get("reasoning_content") or ""
+    except (TypeError, KeyError, IndexError, AttributeError):
+        text = ""
+    if not text:
+        raise GateError("expected a non-empty completion, found an empty one", where=endpoint)
+    return Completion(text, time.monotonic() - start)
+
+
+def _account(state: RankState) -> Mapping[str, Any]:
+    """A failed rank's own account of its first error; empty if it gives none that can be read."""
+    account = (state.status or {}).get("first_error") if state.phase == "failed" else None
+    return account if isinstance(account, Mapping) else {}
+
+
+def _time_of(account: Mapping[str, Any]) -> float:
+    at = account.get("at")
+    return float(at) if isinstance(at, int | float) else 0.0
+
+
+def _describe(state: RankState) -> str:
+    progress = _progress_of(state)
+    return f"{state.phase} ({progress})" if progress else state.phase
+
+
+def _progress_of(state: RankState) -> str:
+    status = state.status or {}
+    return str(status.get("progress") or status.get("detail") or "")
+
+
+def _log_tail(rank: Rank) -> list[str]:
+    try:
+        result = rank.transport.run(command("docker", "logs", "--tail", "25", rank.container))
+    except SparkError:
+        return []
+    return (result.stdout + result.stderr).splitlines()[-25:]
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _written_since(status: Mapping[str, Any], started_at: str) -> bool:
+    """Whether a status was written by the container that runs now; both times are the node's own clock."""
+    written = status.get("updated")
+    if not isinstance(written, int | float) or len(started_at) < 19:
+        return False
+    started = time.strptime(started_at[:19], "%Y-%m-%dT%H:%M:%S")
+    return float(written) >= calendar.timegm(started)

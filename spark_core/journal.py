@@ -1,0 +1,236 @@
+"""The journal of a node: what was there before we changed it, kept on the node itself.
+
+Every change of a host is written here before it is made (old bytes, old values, owner stack), so that it can be undone
+even if the run that made it was killed before Pulumi recorded anything. An entry is one file, named by what it is
+about: the first value found is the one to restore, later changes of the same thing do not overwrite it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from spark_core.errors import ObservationError, SparkError
+from spark_core.transport.base import Command, Transport, command, parse_sections, run_checked, script
+from spark_core.transport.ssh import write_file
+
+Kind = Literal["sysctl", "file", "link"]
+
+_READ = 'cd "$1" 2>/dev/null || exit 0; for f in *.json; do [ -e "$f" ] || continue; echo "=== $f"; cat "$f"; echo; done'
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One thing on a node as it was before we changed it.
+
+    Attributes:
+        kind: ``sysctl`` (target is the parameter), ``file`` (target is the path) or ``link`` (target is the netdev).
+        target: What was changed.
+        old: The value before: text of the sysctl, base64 of the file or None if there was none, MTU of the link.
+        mode: Octal mode of the file before.
+        owner: ``user:group`` of the file before.
+        at: Unix time, for the order of undoing.
+    """
+
+    kind: Kind
+    target: str
+    old: str | None
+    mode: str | None = None
+    owner: str | None = None
+    at: float = 0.0
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.kind}-{hashlib.sha256(self.target.encode()).hexdigest()[:16]}.json"
+
+
+@dataclass(frozen=True)
+class StackFolder:
+    """The folder that one stack owns on one node.
+
+    Args:
+        root: Our folder on the node, shared by the stacks that use the node.
+        stack: Name of the stack.
+    """
+
+    root: str
+    stack: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.root}/stacks/{self.stack}"
+
+    @property
+    def journal(self) -> str:
+        return f"{self.path}/journal"
+
+    @property
+    def files(self) -> str:
+        return f"{self.path}/files"
+
+    @property
+    def secrets(self) -> str:
+        return f"{self.path}/secrets"
+
+    @property
+    def weights(self) -> str:
+        return f"{self.root}/weights"
+
+    def state(self, group: str) -> str:
+        """Host folder for the status and the logs of a group's rank."""
+        return f"{self.path}/state/{group}"
+
+
+def open_journal(transport: Transport, folder: StackFolder, groups: Sequence[str] = ()) -> None:
+    """Create the stack's folder on a node, with one folder for each group's state and secrets; may be run again."""
+    run_checked(
+        transport,
+        script(
+            'umask 077; for d in "$@"; do mkdir -p "$d"; done; test -w "$1"',
+            *(folder.path, folder.journal, folder.files, folder.secrets, f"{folder.path}/state"),
+            *(path for group in groups for path in (folder.state(group), f"{folder.secrets}/{group}")),
+        ),
+        purpose=f"expected a writable folder {folder.path}",
+        setting="node_root",
+    )
+
+
+def journal_exists(transport: Transport, folder: StackFolder) -> bool:
+    """Whether the stack's journal is on the node; only the node's own word for it counts."""
+    said = run_checked(
+        transport,
+        script('if [ -d "$1" ]; then echo present; else echo absent; fi', folder.journal),
+        purpose=f"expected to look for {folder.journal}",
+    ).strip()
+    if said not in ("present", "absent"):
+        raise ObservationError(f"expected to learn whether {folder.journal} is there, found: {said[:80]}", where=transport.node)
+    return said == "present"
+
+
+def read_journal(transport: Transport, folder: StackFolder) -> list[JournalEntry]:
+    """The entries of a stack on a node, oldest first.
+
+    Raises:
+        ObservationError: an entry cannot be read; nothing must then be undone or changed blindly.
+    """
+    text = run_checked(transport, script(_READ, folder.journal), purpose="expected to read the journal")
+    entries = []
+    for name, body in parse_sections(text).items():
+        try:
+            entries.append(JournalEntry(**json.loads(body)))
+        except (ValueError, TypeError) as error:
+            raise ObservationError(
+                f"expected a journal entry in {folder.journal}/{name}, found something else",
+                where=transport.node,
+                do="look at the file; it holds the old value of something that this stack changed",
+            ) from error
+    return sorted(entries, key=lambda entry: entry.at)
+
+
+def record(transport: Transport, folder: StackFolder, entry: JournalEntry) -> None:
+    """Write down what was there, before changing it; an earlier record of the same thing stands."""
+    stamped = JournalEntry(**{**asdict(entry), "at": entry.at or time.time()})
+    text = json.dumps(asdict(stamped), sort_keys=True).encode()
+    run_checked(
+        transport,
+        script(
+            'umask 077; mkdir -p "$(dirname "$1")"; [ -e "$1" ] && exit 0; tmp=$(mktemp "$1.tmp.XXXXXX"); '
+            # A connection that is cut ends the input too: half an entry must never stand.
+            'cat > "$tmp"; [ "$(stat -c %s "$tmp")" = "$2" ] || { rm -f "$tmp"; echo "the input was cut" >&2; exit 5; }; '
+            'sync "$tmp"; mv -n "$tmp" "$1"; rm -f "$tmp"',
+            f"{folder.journal}/{stamped.file_name}",
+            str(len(text)),
+            stdin=text,
+        ),
+        purpose=f"expected to record the old value of {entry.target}",
+    )
+
+
+def record_file(transport: Transport, folder: StackFolder, path: str) -> None:
+    """Record a file's bytes, mode and owner, or that there is none."""
+    text = run_checked(
+        transport,
+        script(
+            '[ -e "$1" ] || { echo "=== absent"; exit 0; }; echo "=== stat"; stat -c "%a %U:%G" "$1"; '
+            'echo "=== bytes"; base64 -w0 "$1"; echo',
+            path,
+            sudo=True,
+        ),
+        purpose=f"expected to read {path} before changing it",
+    )
+    sections = parse_sections(text)
+    if "absent" in sections:
+        record(transport, folder, JournalEntry("file", path, None))
+        return
+    mode, owner = sections["stat"].split()
+    record(transport, folder, JournalEntry("file", path, sections["bytes"].strip(), mode.zfill(4), owner))
+
+
+def undo_commands(entry: JournalEntry) -> list[Command]:
+    """The commands that put one entry back."""
+    if entry.kind == "sysctl":
+        return [command("sysctl", "-q", "-w", f"{entry.target}={entry.old}", sudo=True)]
+    if entry.kind == "link":
+        return [command("ip", "link", "set", "dev", entry.target, "mtu", str(entry.old), sudo=True)]
+    if entry.old is None:
+        return [command("rm", "-f", "--", entry.target, sudo=True)]
+    restore = write_file(entry.target, base64.b64decode(entry.old), mode=entry.mode or "0600", sudo=True)
+    return [restore, command("chown", entry.owner or "root:root", entry.target, sudo=True)]
+
+
+def undo(transport: Transport, folder: StackFolder, targets: Sequence[tuple[Kind, str]] | None = None) -> list[str]:
+    """Put back what the journal holds, newest first, and forget each entry once it is back.
+
+    Args:
+        targets: (kind, target) pairs to put back; None for all.
+
+    Returns:
+        What was put back, for the person.
+    """
+    done = []
+    for entry in reversed(read_journal(transport, folder)):
+        if targets is not None and (entry.kind, entry.target) not in targets:
+            continue
+        for cmd in undo_commands(entry):
+            result = transport.run(cmd)
+            # A link that is gone (cable pulled: a Spark then has no device at all) needs no putting back.
+            if not result.ok and not (entry.kind == "link" and "Cannot find device" in result.stderr):
+                raise SparkError(
+                    f"expected to put {entry.kind} {entry.target} back, found: {result.stderr.strip()[-200:]}",
+                    where=transport.node,
+                    do="run destroy again; the old value is still in the journal",
+                )
+        run_checked(
+            transport,
+            command("rm", "-f", "--", f"{folder.journal}/{entry.file_name}"),
+            purpose="expected to forget a journal entry",
+        )
+        done.append(f"{entry.kind} {entry.target}")
+    return done
+
+
+def close_journal(transport: Transport, folder: StackFolder) -> list[str]:
+    """End of a stack on a node: undo what is left and remove the stack's folder. May be run again.
+
+    The weights cache, which stacks share, is kept; the empty root folder is not.
+    """
+    done = undo(transport, folder)
+    run_checked(
+        transport,
+        # Containers write their state as root, so the deploy user alone cannot always remove it.
+        script(
+            'case "$1" in */stacks/?*) ;; *) echo "not a stack folder: $1" >&2; exit 1;; esac; '
+            'rm -rf -- "$1" 2>/dev/null || true; [ ! -e "$1" ] || exit 3; '
+            'rmdir --ignore-fail-on-non-empty -- "$(dirname "$1")" 2>/dev/null || true; '
+            '[ ! -d "$2" ] || rmdir --ignore-fail-on-non-empty -- "$2"',
+            folder.path,
+            folder.root,
+        ),
+        purpose=f"expected to remove {folder.path}",
+    )
+    return done

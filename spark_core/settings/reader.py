@@ -1,0 +1,121 @@
+"""From raw stack configuration to :class:`Settings`, or to one error that holds every violation.
+
+Each line of the error says the key, what was found, and what is allowed, with the nearest known name for a typo.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from spark_core.errors import SettingsError
+from spark_core.settings.root import Settings
+
+SETTING_KEYS = tuple(Settings.model_fields)
+"""Keys of a stack file that are settings."""
+
+SECRET_KEYS = ("api_key", "sudo_password", "hf_token")
+"""Keys of a stack file that are secrets; they never enter the models."""
+
+_SHOWN = 60
+_MAY_HOLD_SECRETS = {"api_key", "environment"}
+"""Settings into which people put the secret itself by mistake: their values are never shown."""
+
+
+def read_settings(raw: Mapping[str, Any]) -> Settings:
+    """Validate the configuration of a stack.
+
+    Args:
+        raw: Key (without the project's name) to plain value. Secret keys may be present and are left alone.
+
+    Raises:
+        SettingsError: with every violation, one line each.
+    """
+    values = {key: value for key, value in raw.items() if key not in SECRET_KEYS}
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError([line for detail in error.errors() for line in _lines(detail)]) from None
+    key_wanted = any(group.serving.api_key == "own" for group in settings.groups.values())
+    if key_wanted and not raw.get("api_key"):
+        raise SettingsError(
+            ["api_key: found none, but serving.api_key is 'own'; run `pulumi config set --secret api_key`"]
+        )
+    return settings
+
+
+def _lines(detail: ErrorDetails) -> list[str]:
+    location = tuple(part for part in detail["loc"] if part != "[key]")
+    key = _dotted(location)
+    if detail["type"] == "extra_forbidden":
+        known = _known_names(location[:-1]) + (list(SECRET_KEYS) if len(location) == 1 else [])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return [f"{key}: found an unknown key{hint} (allowed: {', '.join(sorted(known))})"]
+    if detail["type"] == "missing":
+        return [f"{key}: found nothing, expected a value" + _description(location)]
+    if detail["type"] == "too_short" and isinstance(detail.get("input"), list | tuple) and detail["input"]:
+        return []  # the items are there, but wrong: each of them has its own line
+    message = detail["msg"].removeprefix("Value error, ")
+    if not key:
+        return message.splitlines()
+    found = detail.get("input")
+    if isinstance(found, dict | list | tuple | BaseModel) or _MAY_HOLD_SECRETS.intersection(map(str, location)):
+        return [f"{key}: {line}" for line in message.splitlines()]
+    shown = repr(found)
+    return [f"{key}: found {shown[:_SHOWN] + '…' if len(shown) > _SHOWN else shown}: {_lower_first(message)}"]
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
+def _dotted(location: Sequence[int | str]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
+    return text
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that an annotation leads to, through Optional, tuple and dict."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, dict, typing.Annotated):
+        return [model for part in typing.get_args(annotation) for model in _models(part)]
+    return []
+
+
+def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:
+    model: type[BaseModel] = Settings
+    inside_map = False
+    for part in location:
+        if isinstance(part, int) or inside_map:
+            inside_map = False
+            continue
+        field = model.model_fields.get(part)
+        if field is None:
+            return None
+        found = _models(field.annotation)
+        if not found:
+            return None
+        model = found[0]
+        inside_map = typing.get_origin(field.annotation) is dict
+    return model
+
+
+def _known_names(location: Sequence[int | str]) -> list[str]:
+    model = _model_at(location)
+    return list(model.model_fields) if model else []
+
+
+def _description(location: Sequence[int | str]) -> str:
+    model = _model_at(location[:-1])
+    field = model.model_fields.get(str(location[-1])) if model and location else None
+    return f" ({field.description})" if field is not None and field.description else ""

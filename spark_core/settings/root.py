@@ -1,0 +1,127 @@
+"""The settings of a stack as a whole, and what must fit together across them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from spark_core.settings.base import FrozenModel, Name
+from spark_core.settings.fabric import FabricSettings
+from spark_core.settings.group import GroupSettings
+from spark_core.settings.host import HostSettings
+from spark_core.settings.image import ImageSettings
+from spark_core.settings.node import NodeSettings, SshSettings
+from spark_core.transport.connection import ConnectionSpec
+
+GPUS_PER_NODE = 1
+"""A DGX Spark has one GPU."""
+
+
+class Settings(FrozenModel):
+    """Everything that a stack file may say."""
+
+    hardware: Literal["spark", "cpu"] = Field(
+        default="spark",
+        description="what the nodes are: spark gives containers GPU, RDMA devices and locked memory; cpu gives none",
+    )
+    preflight: Literal["live", "off"] = Field(
+        default="live", description="whether preview looks at the nodes; off renders a plan where they cannot be reached"
+    )
+    node_root: Annotated[str, StringConstraints(pattern=r"^/[^\x00:\s]*[^/\x00:\s]$")] = Field(
+        default="/home/{user}/.spark-vllm",
+        description="folder of ours on each node; {user} stands for the node's deploy user",
+    )
+    ssh: SshSettings = Field(default_factory=SshSettings)
+    nodes: tuple[NodeSettings, ...] = Field(min_length=1, description="the machines")
+    fabric: FabricSettings = Field(default_factory=FabricSettings)
+    host: HostSettings = Field(default_factory=HostSettings)
+    image: ImageSettings
+    groups: dict[Name, GroupSettings] = Field(description="what is served; one group is supported so far")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        problems = [*self._node_problems(), *self._fabric_problems(), *self._group_problems()]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _node_problems(self) -> list[str]:
+        problems = []
+        for attribute in ("name", "management_address"):
+            seen: dict[str, int] = {}
+            for index, node in enumerate(self.nodes):
+                value = getattr(node, attribute)
+                if value in seen:
+                    problems.append(f"nodes[{index}].{attribute}: found {value!r}, which nodes[{seen[value]}] already has")
+                seen.setdefault(value, index)
+        return problems
+
+    def _fabric_problems(self) -> list[str]:
+        problems = []
+        owner: dict[str, str] = {}
+        for index, node in enumerate(self.nodes):
+            if len(self.nodes) > 1 and not node.fabric:
+                problems.append(f"nodes[{index}].fabric: found none, but {len(self.nodes)} nodes need a fabric between them")
+            networks: dict[str, str] = {}
+            for place, interface in enumerate(node.fabric):
+                key = f"nodes[{index}].fabric[{place}]"
+                if interface.ip in owner:
+                    problems.append(f"{key}.address: found {interface.ip}, which {owner[interface.ip]} already has")
+                owner.setdefault(interface.ip, key)
+                if str(interface.network) in networks:
+                    problems.append(
+                        f"{key}.address: found the network {interface.network} of {networks[str(interface.network)]}; "
+                        "two interfaces of one node must be on different subnets"
+                    )
+                networks.setdefault(str(interface.network), key)
+            if len({interface.netdev for interface in node.fabric}) != len(node.fabric):
+                problems.append(f"nodes[{index}].fabric: found one netdev twice")
+        return problems
+
+    def _group_problems(self) -> list[str]:
+        problems = []
+        if len(self.groups) != 1:
+            problems.append(f"groups: found {len(self.groups)}, exactly one group is supported so far")
+        known = {node.name: node for node in self.nodes}
+        for name, group in self.groups.items():
+            key = f"groups.{name}"
+            unknown = [node for node in group.nodes if node not in known]
+            problems += [f"{key}.nodes: found {node!r}, known nodes are {', '.join(known)}" for node in unknown]
+            if len(set(group.nodes)) != len(group.nodes):
+                problems.append(f"{key}.nodes: found a node twice")
+            gpus = len(group.nodes) * GPUS_PER_NODE
+            if group.serving.world_size != gpus:
+                problems.append(
+                    f"{key}.serving: found tensor_parallel_size {group.serving.tensor_parallel_size} × "
+                    f"pipeline_parallel_size {group.serving.pipeline_parallel_size} = {group.serving.world_size} ranks, "
+                    f"expected {gpus}, one for each node's GPU"
+                )
+            networks = {str(known[n].fabric[0].network) for n in group.nodes if n in known and known[n].fabric}
+            if len(networks) > 1:
+                problems.append(
+                    f"{key}.nodes: found primary fabric interfaces on different subnets ({', '.join(sorted(networks))})"
+                )
+        return problems
+
+    def node(self, name: str) -> NodeSettings:
+        """The node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def root_of(self, node: NodeSettings) -> str:
+        """Our folder on a node."""
+        root = self.node_root
+        if node.user == "root":
+            root = root.replace("/home/{user}", "/root")
+        return root.replace("{user}", node.user)
+
+    def connection_of(self, node: NodeSettings) -> ConnectionSpec:
+        """How a node is reached."""
+        return ConnectionSpec(
+            node=node.name,
+            address=node.management_address,
+            user=node.user,
+            port=node.ssh_port,
+            host_key=node.host_key,
+            ssh_config=self.ssh.config_file,
+        )

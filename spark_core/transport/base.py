@@ -1,0 +1,122 @@
+"""Commands as values, and the protocol of whatever carries them to a node.
+
+A command is an argument vector, never a string: quoting happens in one place (:meth:`Command.remote_line`), and a
+secret can only travel on standard input.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spark_core.errors import CommandError
+
+DEFAULT_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program run on a node.
+
+    Args:
+        argv: The argument vector.
+        sudo: Whether it needs root. The carrier adds ``sudo`` only if the deploy user is not root.
+        stdin: Bytes for its standard input; the only way for a secret to reach a node, so never shown.
+        timeout_s: Seconds after which it is given up.
+    """
+
+    argv: tuple[str, ...]
+    sudo: bool = False
+    stdin: bytes = field(default=b"", repr=False)
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def remote_line(self) -> str:
+        """The command as one string that any POSIX login shell splits into exactly ``argv`` again."""
+        return shlex.join(self.argv)
+
+
+def command(*argv: str, sudo: bool = False, stdin: bytes = b"", timeout_s: float = DEFAULT_TIMEOUT_S) -> Command:
+    """A :class:`Command` from plain words."""
+    return Command(tuple(argv), sudo=sudo, stdin=stdin, timeout_s=timeout_s)
+
+
+def script(
+    text: str, *args: str, sudo: bool = False, stdin: bytes = b"", timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Command:
+    """A strict bash script; ``args`` are its ``$1``, ``$2``, … so that no value is ever pasted into the text."""
+    return Command(
+        ("env", "LC_ALL=C", "bash", "-euo", "pipefail", "-c", text, "spark-vllm", *args),
+        sudo=sudo,
+        stdin=stdin,
+        timeout_s=timeout_s,
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a remote command ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 0
+
+
+class Transport(Protocol):
+    """Carries commands to one node. Raises ``UnreachableError`` when the node could not be asked."""
+
+    @property
+    def node(self) -> str:
+        """The node's name in the settings."""
+        ...
+
+    def run(self, cmd: Command) -> Result:
+        """Run a command; a non-zero status is an answer, not an exception."""
+        ...
+
+    def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
+        """Run a command that reads a stream too large for memory on its standard input."""
+        ...
+
+
+def run_checked(transport: Transport, cmd: Command, *, purpose: str, setting: str = "") -> str:
+    """Run a command that must succeed; its standard output.
+
+    Raises:
+        CommandError: with the purpose in words and the end of stderr; the command's stdin is never shown.
+    """
+    result = transport.run(cmd)
+    if not result.ok:
+        where = f"{transport.node} ({setting})" if setting else transport.node
+        tail = [line for line in result.stderr.splitlines() if line.strip()][-8:]
+        raise CommandError(
+            f"{purpose}: expected exit status 0, found {result.status}" + (f" ({tail[-1].strip()})" if tail else ""),
+            where=where,
+            evidence=tail,
+        )
+    return result.stdout
+
+
+def parse_sections(text: str) -> dict[str, str]:
+    """Split the output of an observation script into its sections.
+
+    The scripts print ``=== name`` before each part, so that one round trip brings many facts.
+    """
+    sections: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    for line in text.splitlines():
+        if line.startswith("=== "):
+            current = sections.setdefault(line[4:].strip(), [])
+        elif current is not None:
+            current.append(line)
+    return {name: "\n".join(lines) for name, lines in sections.items()}
+
+
+def tail_lines(text: str, count: int = 8) -> Sequence[str]:
+    """The last non-empty lines of an output, for evidence."""
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]

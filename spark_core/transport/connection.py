@@ -1,0 +1,220 @@
+"""Where a node is and which host key it must show.
+
+User, jump host, port, identity and agent are whatever OpenSSH's own configuration says (``ssh -G``), with the settings
+on top. Host keys are always pinned: by ``host_key`` in the settings, or by the entry that the person's known-hosts
+files already have. An unpinned node is refused, never trusted at first sight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spark_core.errors import UnreachableError
+
+CONTROL_DIR = "~/.cache/spark-vllm/ctl"
+"""Folder of the control sockets; ``~`` is expanded by ssh itself, so that no person's home enters any state."""
+
+_KEY_PREFERENCE = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+_TOOL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ConnectionSpec:
+    """What the settings say about reaching one node.
+
+    Args:
+        node: Name of the node.
+        address: What ssh connects to: an address, a name or a Host alias of the ssh configuration.
+        user: Deploy user.
+        port: sshd's port, or None for what the ssh configuration says.
+        host_key: Pin such as ``ssh-ed25519 AAAA…``, or None for the known-hosts entry.
+        ssh_config: Path of an ssh configuration file to use instead of ``~/.ssh/config``, or None. ``~`` is allowed.
+    """
+
+    node: str
+    address: str
+    user: str
+    port: int | None = None
+    host_key: str | None = None
+    ssh_config: str | None = None
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A resolved connection to one node.
+
+    Attributes:
+        host_name: The address behind the alias, as ``ssh -G`` gives it.
+        port: sshd's port.
+        pin: Host key type and key, separated by one blank.
+        proxy_jump: Jump host, or None.
+        identity_agent: Socket of the agent that ssh would use, or None for ``SSH_AUTH_SOCK``.
+        identity_files: Private key files that ssh would try.
+    """
+
+    spec: ConnectionSpec
+    host_name: str
+    port: int
+    pin: str
+    proxy_jump: str | None
+    identity_agent: str | None
+    identity_files: tuple[str, ...]
+
+    @property
+    def node(self) -> str:
+        return self.spec.node
+
+    @property
+    def control_path(self) -> str:
+        """Path of the control socket. The pin is part of it, since a live master accepts commands under any pin."""
+        text = "\0".join(
+            [self.spec.address, self.spec.user, str(self.port), self.pin, self.spec.ssh_config or "", self.proxy_jump or ""]
+        )
+        return f"{CONTROL_DIR}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an ssh-agent can be asked to sign."""
+        return bool(self.identity_agent or os.environ.get("SSH_AUTH_SOCK"))
+
+    def pin_options(self) -> list[str]:
+        """Options that accept the pinned host key and nothing else, on any machine, without a known-hosts file."""
+        kind = self.pin.split(" ", 1)[0]
+        algorithms = "rsa-sha2-512,rsa-sha2-256" if kind == "ssh-rsa" else kind
+        return [
+            "-o", "BatchMode=yes",
+            "-o", "StrictHostKeyChecking=yes",
+            "-o", "UserKnownHostsFile=/dev/null",
+            "-o", "GlobalKnownHostsFile=/dev/null",
+            "-o", f"KnownHostsCommand=/bin/echo %H {self.pin}",
+            "-o", f"HostKeyAlgorithms={algorithms}",
+            "-o", "UpdateHostKeys=no",
+            "-o", "ConnectTimeout=8",
+            "-o", "ServerAliveInterval=5",
+            "-o", "ServerAliveCountMax=3",
+        ]  # fmt: skip
+
+    def shared_options(self) -> list[str]:
+        """Options for others that use our open connection (the Docker provider): no local path, no key, no jump host."""
+        return [*self.pin_options(), "-o", "ControlMaster=no", "-o", f"ControlPath={self.control_path}"]
+
+    def target(self) -> list[str]:
+        """The destination words of an ssh command line."""
+        return ["-p", str(self.port), "-l", self.spec.user, self.spec.address]
+
+
+def config_arguments(ssh_config: str | None) -> list[str]:
+    """``-F file`` if the settings name an ssh configuration file."""
+    return ["-F", str(Path(ssh_config).expanduser())] if ssh_config else []
+
+
+UNPINNED = "ssh-ed25519 UNPINNED"
+"""Stands for a pin in a plan that is only rendered; no host can ever show it."""
+
+
+def resolve(spec: ConnectionSpec, *, render_only: bool = False) -> Connection:
+    """Ask OpenSSH what the connection is; contacts nobody.
+
+    Args:
+        render_only: Accept that no host key is pinned; the connection can then be shown but not opened.
+
+    Raises:
+        UnreachableError: ssh is missing, its configuration is wrong, or no host key is pinned.
+    """
+    if render_only and spec.ssh_config and not Path(spec.ssh_config).expanduser().is_file():
+        spec = replace(spec, ssh_config=None)
+    if spec.ssh_config and not Path(spec.ssh_config).expanduser().is_file():
+        raise UnreachableError(
+            f"expected the ssh configuration file {spec.ssh_config}, found no such file",
+            node=spec.node,
+            step="ssh configuration (ssh_config)",
+            do="start the lab (make up) if it is the lab's, or correct ssh_config in the stack file",
+        )
+    words = ["ssh", *config_arguments(spec.ssh_config), "-G", "-l", spec.user]
+    if spec.port is not None:
+        words += ["-p", str(spec.port)]
+    values = parse_ssh_g(_tool([*words, spec.address], spec.node))
+    port = int(values.get("port", ["22"])[0])
+    pin = spec.host_key or _known_pin(spec, values, port) or (UNPINNED if render_only else None)
+    if pin is None:
+        raise UnreachableError(
+            f"expected a pinned host key for {spec.address}, found none in the settings and none in known_hosts",
+            node=spec.node,
+            step="host key (nodes[].host_key)",
+            do=f"compare the output of `ssh-keyscan -p {port} -t ed25519 {values.get('hostname', [spec.address])[0]}` with "
+            "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or connect once by hand",
+        )
+    agent = values.get("identityagent", [""])[0]
+    jump = values.get("proxyjump", ["none"])[0]
+    return Connection(
+        spec=spec,
+        host_name=values.get("hostname", [spec.address])[0],
+        port=port,
+        pin=" ".join(pin.split()[:2]),
+        proxy_jump=None if jump in ("", "none") else jump,
+        identity_agent=None if agent in ("", "SSH_AUTH_SOCK", "none") else str(Path(agent).expanduser()),
+        identity_files=tuple(str(Path(name).expanduser()) for name in values.get("identityfile", [])),
+    )
+
+
+def parse_ssh_g(text: str) -> dict[str, list[str]]:
+    """The output of ``ssh -G``: keyword (lower case) to its values in order."""
+    values: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        keyword, _, value = line.partition(" ")
+        if keyword:
+            values.setdefault(keyword.lower(), []).append(value.strip())
+    return values
+
+
+def choose_pin(lines: Sequence[str]) -> str | None:
+    """The preferred host key among lines of known_hosts format: Ed25519 first, certificates and revoked keys ignored."""
+    found: dict[str, str] = {}
+    for line in lines:
+        words = line.split()
+        if not words or words[0].startswith(("#", "@")) or len(words) < 3:
+            continue
+        found.setdefault(words[1], f"{words[1]} {words[2]}")
+    return next((found[kind] for kind in _KEY_PREFERENCE if kind in found), None)
+
+
+def _known_pin(spec: ConnectionSpec, values: dict[str, list[str]], port: int) -> str | None:
+    host = values.get("hostkeyalias", values.get("hostname", [spec.address]))[0]
+    name = host if port == 22 or "hostkeyalias" in values else f"[{host}]:{port}"
+    files = values.get("userknownhostsfile", [""])[0].split() + values.get("globalknownhostsfile", [""])[0].split()
+    for file in files:
+        path = Path(file).expanduser()
+        if not path.is_file():
+            continue
+        pin = choose_pin(_tool(["ssh-keygen", "-F", name, "-f", str(path)], spec.node, may_fail=True).splitlines())
+        if pin is not None:
+            return pin
+    return None
+
+
+def _tool(words: list[str], node: str, *, may_fail: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except FileNotFoundError as error:
+        raise UnreachableError(
+            f"expected the program {words[0]} on PATH, found none", node=node, step="local OpenSSH", do="install OpenSSH"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise UnreachableError(
+            f"{words[0]} did not answer in {_TOOL_TIMEOUT_S:.0f} s", node=node, step="local OpenSSH"
+        ) from error
+    if done.returncode != 0 and not may_fail:
+        raise UnreachableError(
+            f"{words[0]} refused its configuration",
+            node=node,
+            step="local OpenSSH",
+            evidence=done.stderr.splitlines()[-4:],
+        )
+    return done.stdout

@@ -1,0 +1,276 @@
+"""What head and worker share: settings, a turn of the main loop, status, log, the end of everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_runtime import logs, ray_node, status
+from spark_runtime.first_error import FirstError, find_first_error
+from spark_runtime.processes import Child, Processes, empty_folder, has_own_shm
+from spark_runtime.protocol import Generation, Phase
+
+TURN_S = 0.1
+PUBLISH_EVERY_S = 1.0
+KILL_TIMEOUT_S = 30.0
+RECENT_LINES = 2000
+"""A death after long serving is explained by the end of the log, not by an old client's bad request."""
+
+
+class StopRequested(Exception):
+    """SIGTERM or SIGINT has arrived."""
+
+
+class RestartRequested(Exception):
+    """Somebody asked for a new generation."""
+
+
+class GenerationFailed(Exception):
+    """The generation cannot go on. One sentence; ``from_log`` says whether the log explains it better."""
+
+    def __init__(self, text: str, source: str, from_log: bool = False) -> None:
+        super().__init__(text)
+        self.source, self.from_log = source, from_log
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The command line of ``run``."""
+
+    group: str
+    deployment: str
+    rank: int
+    nodes: int
+    gpus_per_node: int
+    backend: str
+    head_address: str
+    node_address: str
+    ray_port: int
+    status_port: int
+    serve_port: int
+    serve_host: str
+    model: str
+    served_model_name: str
+    api_key_file: Path | None
+    state_dir: Path
+    ray_arg: list[str]
+    object_store_bytes: int
+    join_timeout_s: float
+    start_timeout_s: float
+    canary_timeout_s: float
+    canary_interval_s: float
+    lease_interval_s: float
+    lease_timeout_s: float
+    stop_grace_s: float
+    ray_folder: Path
+    log_limit_bytes: int
+    keep_generations: int
+    serve_args: list[str] = field(default_factory=list)
+
+    @property
+    def ray_address(self) -> str:
+        """Where Ray's control store listens."""
+        return f"{self.head_address}:{self.ray_port}"
+
+
+class Rank:
+    """One rank of the group. Everything runs in the main thread unless a method says otherwise."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.incarnation = secrets.token_hex(8)
+        self.processes = Processes()
+        self.generation: Generation | None = None
+        self.ray: Child | None = None
+        self.log: logs.GenerationLog | None = None
+        self.phase: Phase = "starting"
+        self.detail = ""
+        self.progress = ""
+        self.first_error: FirstError | None = None
+        self.exit_codes: dict[str, int] = {}
+        self._since = self._progress_at = time.time()
+        self._published = 0.0
+        self._stop = False
+        self._status_path = settings.state_dir / "status.json"
+        self._restart_path = settings.state_dir / "restart.request"
+        self._versions = status.read_versions()
+        self.env = dict(os.environ)
+        # Always set, so that this file is the one vLLM reads, also in an image whose home cannot be written.
+        self.env.setdefault("VLLM_CONFIG_ROOT", str(settings.state_dir / "vllm-config"))
+
+    def prepare(self) -> None:
+        """Once, before anything else: signals, the state folder, and leftovers of an earlier life."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)  # PID 1 has no default action for any signal
+        self.settings.state_dir.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            self._restart_path.unlink()
+        self.clean_leftovers()
+        self.publish()
+
+    def turn(self) -> None:
+        """One turn of the main loop; raises what has been asked for meanwhile."""
+        self.quiet_turn()
+        if self._stop:
+            raise StopRequested
+        if self._restart_path.exists():
+            with contextlib.suppress(OSError):
+                self._restart_path.unlink()
+            raise RestartRequested
+
+    def quiet_turn(self) -> None:
+        """One turn during an end: reaps and publishes, raises nothing."""
+        time.sleep(TURN_S)
+        self.processes.reap()
+        if time.monotonic() - self._published > PUBLISH_EVERY_S:
+            self.publish()
+
+    def set_phase(self, phase: Phase, detail: str = "") -> None:
+        """Enter a phase, or say something new about the one we are in."""
+        if (phase, detail) == (self.phase, self.detail):
+            return
+        if phase != self.phase:
+            self._since = self._progress_at = time.time()
+            self.progress = ""
+        self.phase, self.detail = phase, detail
+        self.say(f"{phase}: {detail}" if detail else phase)
+        self.publish()
+
+    def set_progress(self, text: str) -> None:
+        """Note a step of loading (called from a log thread; plain assignments)."""
+        if text != self.progress:
+            self.progress, self._progress_at = text, time.time()
+
+    def say(self, text: str) -> None:
+        """One line of the supervisor's own into the log."""
+        if self.log is not None:
+            self.log.write("supervisor", text)
+        else:
+            logs.say(text)
+
+    def on_line(self, source: str, text: str) -> None:
+        """A line of a child's output (called from its log thread)."""
+        if self.log is not None:
+            self.log.write(source, text)
+
+    def start_log(self, generation: Generation) -> None:
+        """A log of its own for each generation; the oldest ones go."""
+        folder = self.settings.state_dir / "logs"
+        if self.log is not None:
+            self.log.close()
+        self.log = logs.GenerationLog(
+            folder / str(generation.n), self.settings.rank, self.settings.log_limit_bytes
+        )
+        logs.keep_newest(folder, self.settings.keep_generations)
+        self.generation = generation
+        self.first_error, self.exit_codes = None, {}
+
+    def start_ray(self, head: bool) -> Child:
+        """Start Ray on this node."""
+        settings = self.settings
+        argv = ray_node.start_argv(
+            head=head,
+            head_address=settings.head_address,
+            node_address=settings.node_address,
+            port=settings.ray_port,
+            gpus=settings.gpus_per_node,
+            folder=settings.ray_folder,
+            object_store_bytes=settings.object_store_bytes,
+            extra=settings.ray_arg,
+        )
+        self.ray = self.start("ray", argv, ray_node.start_env(self.env), self.on_line)
+        return self.ray
+
+    def start(
+        self, name: str, argv: list[str], env: dict[str, str], on_line: Callable[[str, str], None]
+    ) -> Child:
+        """Start a child; an executable that the image lacks is a failure of the generation."""
+        self.say(f"starting {name}: {' '.join(argv) if name != 'ray-probe' else 'counting Ray nodes'}")
+        try:
+            return self.processes.spawn(name, argv, env, on_line)
+        except OSError as error:
+            text = f"cannot start `{argv[0]}` in this image: {error.strerror}"
+            raise GenerationFailed(text, name) from None
+
+    def note_exit(self, child: Child | None) -> bool:
+        """Whether a child has ended; its exit code is kept for the status."""
+        if child is None or child.exit_code is None:
+            return False
+        self.exit_codes[child.name] = child.exit_code
+        return True
+
+    def end_everything(self, turn: Callable[[], None]) -> list[str]:
+        """Kill what is left of the generation, keep Ray's logs, clean up. Returns what will not die."""
+        left = self.processes.end_all(KILL_TIMEOUT_S, turn)
+        if self.log is not None:
+            logs.keep_ray_logs(self.settings.ray_folder, self.log.folder / f"rank{self.settings.rank}-ray")
+        self.clean_leftovers()
+        self.ray = None
+        if left:
+            self.say(f"these processes will not die, reboot the node: {', '.join(left)}")
+        return left
+
+    def clean_leftovers(self) -> None:
+        """Empty Ray's folder and /dev/shm, but only where they are the container's own."""
+        if os.getpid() == 1:
+            empty_folder(self.settings.ray_folder)
+            if has_own_shm(Path("/proc/self/mountinfo").read_text()):
+                empty_folder(Path("/dev/shm"))  # noqa: S108 (killed vLLM leaves hundreds of MB there)
+
+    def find_error(self, failure: GenerationFailed, recent: bool = False) -> FirstError:
+        """Explain a failure by the earliest cause in the log, or by its own sentence."""
+        found: FirstError | None = None
+        end = deque(self.log.lines() if self.log is not None else (), maxlen=RECENT_LINES)
+        if failure.from_log and recent:
+            found = find_first_error(line for line in end if line.at >= self._since)
+        if failure.from_log and found is None and self.log is not None:
+            found = find_first_error(self.log.lines())
+        last = [f"{line.source} | {line.text[:600]}" for line in list(end)[-30:]]
+        return found or FirstError(time.time(), failure.source, str(failure), [], last)
+
+    def keep_end(self) -> None:
+        """Leave the generation's last status beside its log."""
+        if self.log is not None:
+            with contextlib.suppress(OSError):
+                status.write_json(self.log.folder / f"rank{self.settings.rank}.end.json", self.document())
+
+    def publish(self) -> None:
+        """Write the status file. A full disk must not end a rank that serves."""
+        self._published = time.monotonic()
+        with contextlib.suppress(OSError):
+            status.write_json(self._status_path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """The status of this rank."""
+        settings = self.settings
+        return {
+            "schema": status.SCHEMA,
+            "group": settings.group,
+            "deployment": settings.deployment,
+            "rank": settings.rank,
+            "nodes": settings.nodes,
+            "incarnation": self.incarnation,
+            "pid": os.getpid(),
+            "generation": self.generation.as_json() if self.generation else None,
+            "phase": self.phase,
+            "since": self._since,
+            "updated": time.time(),
+            "detail": self.detail,
+            "progress": self.progress,
+            "progress_at": self._progress_at,
+            "first_error": self.first_error.as_json() if self.first_error else None,
+            "exit_codes": dict(self.exit_codes),
+            "versions": self._versions,
+            "log": str(self.log.first) if self.log else None,
+        }
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._stop = True

@@ -1,0 +1,123 @@
+"""Ray on this node: the commands, and the count of nodes and GPUs before anything is served.
+
+Ray nodes are asked for with ``ray.nodes()`` in a process of the image's own python, because `ray status` says
+how many GPUs there are but not where: a worker started on the head by mistake shows as two GPUs on one host,
+and both shards would land there.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_OBJECT_STORE_BYTES = 1024**3
+"""vLLM passes little through Ray's store; the default of 30 % of unified memory would cost the model."""
+NUM_CPUS = 2
+"""vLLM's Ray actors ask for no CPU; a small count keeps Ray from starting an idle worker for each core."""
+PROBE_MARK = "spark-vllm-nodes:"
+
+_PROBE = f"""
+import json, signal, sys, time
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Ray's own handler prints a stack
+while True:
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [[node["NodeManagerAddress"], node.get("Resources", {{}}).get("GPU", 0)] for node in alive]
+    print("{PROBE_MARK}" + json.dumps(nodes), flush=True)
+    time.sleep(1)
+"""
+
+
+@dataclass(frozen=True)
+class RayCount:
+    """What Ray's node list means: complete, incomplete (wait), or wrong in a way that waiting cannot cure."""
+
+    complete: bool
+    hopeless: bool
+    text: str
+
+
+def start_argv(
+    *,
+    head: bool,
+    head_address: str,
+    node_address: str,
+    port: int,
+    gpus: int,
+    folder: Path,
+    object_store_bytes: int,
+    extra: Sequence[str],
+) -> list[str]:
+    """``ray start`` for this node. It blocks, so that its end tells that a part of Ray has died here."""
+    if head:
+        where = ["--head", "--port", str(port), "--include-dashboard=false", "--temp-dir", str(folder)]
+    else:
+        where = ["--address", f"{head_address}:{port}"]
+    return [
+        *("ray", "start", "--block", *where, "--node-ip-address", node_address),
+        *("--num-gpus", str(gpus), "--num-cpus", str(NUM_CPUS), "--disable-usage-stats"),
+        *("--object-store-memory", str(object_store_bytes), *extra),
+    ]
+
+
+def start_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of ``ray start``, which vLLM's worker processes inherit."""
+    # A RAY_ADDRESS would make `ray start` think of another cluster.
+    return {name: value for name, value in environ.items() if name != "RAY_ADDRESS"}
+
+
+def probe_argv(address: str) -> list[str]:
+    """A process that prints Ray's alive nodes every second."""
+    return [sys.executable, "-c", _PROBE, address]
+
+
+def read_probe(text: str) -> list[tuple[str, float]] | None:
+    """(address, GPUs) of every alive Ray node from a line of the probe; None for any other line."""
+    if not text.startswith(PROBE_MARK):
+        return None
+    try:
+        return [(str(address), float(gpus)) for address, gpus in json.loads(text[len(PROBE_MARK) :])]
+    except (ValueError, TypeError):
+        return None
+
+
+def count_nodes(found: Sequence[tuple[str, float]], ranks: Mapping[int, str], gpus_per_node: int) -> RayCount:
+    """Hold Ray's alive nodes against the ranks (rank -> address): N nodes, each with its G GPUs."""
+    wrong, missing = [], []
+    addresses = [address for address, _ in found]
+    if len(set(ranks.values())) < len(ranks):
+        wrong.append(
+            "two ranks run on one node: " + ", ".join(f"rank {r} ({a})" for r, a in sorted(ranks.items()))
+        )
+    for address in sorted(set(addresses)):
+        gpus = sum(count for where, count in found if where == address)
+        if addresses.count(address) > 1 or gpus > gpus_per_node:
+            wrong.append(
+                f"{addresses.count(address)} Ray nodes with {gpus:g} GPUs on {address},"
+                f" expected 1 with {gpus_per_node} (is another rank running there?)"
+            )
+        elif address not in ranks.values():
+            wrong.append(f"a Ray node at {address}, which is the address of no rank")
+    for rank, address in sorted(ranks.items()):
+        if address not in addresses:
+            missing.append(f"rank {rank} ({address}) is not in Ray")
+        elif sum(count for where, count in found if where == address) < gpus_per_node:
+            missing.append(f"rank {rank} ({address}) brings fewer than {gpus_per_node} GPUs")
+    total = sum(count for _, count in found)
+    head = f"Ray has {len(found)} of {len(ranks)} nodes, {total:g} of {len(ranks) * gpus_per_node} GPUs"
+    complete = len(found) == len(ranks) and not wrong and not missing
+    return RayCount(complete, bool(wrong), "; ".join([head, *wrong, *missing]))
+
+
+def is_listening(address: str, port: int) -> bool:
+    """Whether a TCP connection is accepted there."""
+    try:
+        with socket.create_connection((address, port), timeout=2):
+            return True
+    except OSError:
+        return False

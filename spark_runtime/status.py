@@ -1,0 +1,82 @@
+"""The status file of a rank: what `status` and `health` print, what the program and people read.
+
+Always a whole JSON document: written beside and renamed. ``updated`` moves every second or two while the
+supervisor lives, so a reader can tell a stuck supervisor from a quiet one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from spark_runtime import __version__
+
+SCHEMA = 1
+STALE_AFTER_S = 60.0
+"""Older than this, the writer of a status file is stuck or dead. Generous: a loading node can be starved."""
+_BAD_PHASES = ("failed", "stopped")
+
+
+def write_json(path: Path, document: object, durable: bool = False) -> None:
+    """Replace a file by a JSON document in one step; raises OSError."""
+    beside = path.with_name(f".{path.name}.new")
+    with beside.open("w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None if there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_healthy(document: dict[str, Any] | None, now: float) -> tuple[bool, str]:
+    """The verdict of the container's health check, and its one line."""
+    if document is None:
+        return False, "no status has been written yet"
+    phase, detail = document.get("phase"), document.get("detail") or document.get("progress") or ""
+    age = now - float(document.get("updated") or 0)
+    if phase in _BAD_PHASES:
+        return False, f"{phase}: {detail}"
+    if age > STALE_AFTER_S:
+        return False, f"{phase}, but the supervisor has not written its status for {age:.0f} s"
+    return True, f"{phase}: {detail}".rstrip(": ")
+
+
+def next_generation_number(state_dir: Path) -> int:
+    """The number of the next generation, made durable. The log folders stand in for a lost counter."""
+    counter = state_dir / "generation.json"
+    numbers = [0]
+    stored = (read_json(counter) or {}).get("n")
+    if isinstance(stored, int):
+        numbers.append(stored)
+    with contextlib.suppress(OSError):
+        numbers += [int(entry.name) for entry in (state_dir / "logs").iterdir() if entry.name.isdigit()]
+    n = max(numbers) + 1
+    with contextlib.suppress(OSError):  # a full disk must not keep the model from serving
+        write_json(counter, {"n": n}, durable=True)
+    return n
+
+
+def read_versions() -> dict[str, str | None]:
+    """Versions of what this rank runs, from package metadata alone (nothing heavy is imported)."""
+    versions: dict[str, str | None] = {"runtime": __version__, "python": platform.python_version()}
+    for name in ("vllm", "ray", "torch"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions

@@ -1,0 +1,89 @@
+"""The head's small HTTP server on the fabric: GET /status for readers, POST /lease for workers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from spark_runtime.protocol import BadMessage, LeaseReply, LeaseRequest, Refused
+
+MAX_BODY_BYTES = 64 * 1024
+
+
+class StatusServer:
+    """Serves until closed. The two callables are called from its own threads."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        status: Callable[[], dict[str, Any]],
+        lease: Callable[[LeaseRequest], LeaseReply],
+    ) -> None:
+        class Handler(_Handler):
+            get_status = staticmethod(status)
+            take_lease = staticmethod(lease)
+
+        self._server = _Server((address, port), Handler)
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="status-server", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10  # of the socket: whoever sends half a request does not keep a thread
+    get_status: Callable[[], dict[str, Any]]
+    take_lease: Callable[[LeaseRequest], LeaseReply]
+
+    def do_GET(self) -> None:
+        """The whole status document."""
+        if self.path != "/status":
+            self._answer(404, {"error": "there are GET /status and POST /lease"})
+            return
+        self._answer(200, self.get_status())
+
+    def do_POST(self) -> None:
+        """A lease of a worker, answered with its order."""
+        if self.path != "/lease":
+            self._answer(404, {"error": "there are GET /status and POST /lease"})
+            return
+        length = self.headers.get("Content-Length") or ""
+        if not (length.isascii() and length.isdigit()):
+            self._answer(411, {"error": "a body with a Content-Length is expected"})
+            return
+        if len(length) > 9 or int(length) > MAX_BODY_BYTES:
+            self._answer(413, {"error": f"a lease has at most {MAX_BODY_BYTES} bytes"})
+            return
+        try:
+            request = LeaseRequest.from_json(json.loads(self.rfile.read(int(length))))
+            self._answer(200, self.take_lease(request).as_json())
+        except (ValueError, RecursionError, BadMessage) as error:
+            self._answer(400, {"error": f"not a lease: {error}"})
+        except Refused as error:
+            self._answer(409, {"error": str(error)})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a line every two seconds for each worker would bury the log."""
+
+    def _answer(self, code: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode() + b"\n"
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True

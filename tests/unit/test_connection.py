@@ -1,0 +1,250 @@
+"""Connections: what OpenSSH's own configuration says, and which host key a node must show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_core.errors import UnreachableError
+from spark_core.transport.connection import (
+    UNPINNED,
+    Connection,
+    ConnectionSpec,
+    choose_pin,
+    parse_ssh_g,
+    resolve,
+)
+
+ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAaBcDeF"
+RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB"
+SPEC = ConnectionSpec(node="spark-a", address="10.1.230.180", user="aurora", host_key=ED25519)
+
+
+def connection(**changes: object) -> Connection:
+    base = Connection(SPEC, "10.1.230.180", 22, ED25519, None, None, ("/home/someone/.ssh/id_ed25519",))
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def host_keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Public host keys by kind."""
+    folder = tmp_path_factory.mktemp("keys")
+    keys = {}
+    for kind, bits in (("ed25519", "256"), ("rsa", "2048"), ("ecdsa", "256")):
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-b", bits, "-N", "", "-f", str(folder / kind)], check=True, timeout=60)
+        keys[kind] = " ".join((folder / f"{kind}.pub").read_text().split()[:2])
+    return keys
+
+
+@pytest.fixture
+def ssh_config(tmp_path: Path) -> Iterator[Path]:
+    """A configuration of OpenSSH that knows nobody, and the known-hosts file beside it."""
+    path = tmp_path / "ssh_config"
+    (tmp_path / "known_hosts").touch()
+    path.write_text(f"UserKnownHostsFile {tmp_path}/known_hosts\nGlobalKnownHostsFile /dev/null\n")
+    yield path
+
+
+def spec(config: Path, **changes: object) -> ConnectionSpec:
+    return replace(SPEC, **{"host_key": None, "ssh_config": str(config), **changes})  # type: ignore[arg-type]
+
+
+def test_keywords_of_ssh_g_are_lower_case_and_keep_their_order() -> None:
+    text = "Host spark\nport 2222\nidentityfile ~/.ssh/a\nidentityfile ~/.ssh/b\nclearallforwardings\n\n"
+    assert parse_ssh_g(text) == {
+        "host": ["spark"], "port": ["2222"], "identityfile": ["~/.ssh/a", "~/.ssh/b"], "clearallforwardings": [""],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], None),
+        (["# Host 10.0.0.1 found: line 1"], None),
+        (["10.0.0.1 " + RSA], RSA),
+        (["10.0.0.1 " + RSA, "10.0.0.1 " + ED25519], ED25519),
+        (["|1|hash|salt= " + ED25519 + " a comment"], ED25519),
+        (["@revoked 10.0.0.1 " + ED25519], None),
+        (["@cert-authority *.example " + ED25519, "10.0.0.1 " + RSA], RSA),
+        (["10.0.0.1 ssh-ed25519"], None),
+        (["10.0.0.1 ssh-dss AAAA"], None),
+        (["10.0.0.1 ssh-ed25519 FIRST", "10.0.0.1 ssh-ed25519 SECOND"], "ssh-ed25519 FIRST"),
+    ],
+    ids=["nothing", "comment", "rsa", "ed25519 first", "hashed", "revoked", "certificate", "cut line", "dss", "twice"],
+)
+def test_the_pin_chosen_from_known_hosts(lines: list[str], expected: str | None) -> None:
+    assert choose_pin(lines) == expected
+
+
+def test_only_the_pinned_key_is_accepted_and_no_file_is_asked() -> None:
+    options = connection().pin_options()
+    values = options[1::2]
+    assert set(options[::2]) == {"-o"}
+    assert f"KnownHostsCommand=/bin/echo %H {ED25519}" in values
+    for wanted in ("StrictHostKeyChecking=yes", "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null",
+                   "HostKeyAlgorithms=ssh-ed25519", "UpdateHostKeys=no", "BatchMode=yes"):  # fmt: skip
+        assert wanted in values
+
+
+def test_an_rsa_pin_asks_for_signatures_that_are_not_sha_1() -> None:
+    assert "HostKeyAlgorithms=rsa-sha2-512,rsa-sha2-256" in connection(pin=RSA).pin_options()
+
+
+def test_options_for_others_hold_nothing_of_this_person_or_machine() -> None:
+    theirs = replace(SPEC, ssh_config="~/lab/ssh_config")
+    options = connection(spec=theirs, identity_agent="/run/user/1000/agent", proxy_jump="someone@gate").shared_options()
+    text = " ".join(options)
+    for private in ("/home", "someone", "aurora", "id_ed25519", "agent", "ssh_config", "gate", str(Path.home())):
+        assert private not in text
+    assert [option for option in options if option.startswith("/")] == []
+    assert "ControlMaster=no" in options
+    assert any(option.startswith("ControlPath=~/") for option in options)
+
+
+def test_options_for_others_are_the_same_for_everyone_who_runs_the_stack() -> None:
+    assert connection(identity_files=("/a",)).shared_options() == connection(identity_files=("/b",)).shared_options()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"pin": RSA},
+        {"port": 2222},
+        {"proxy_jump": "gate"},
+        {"spec": replace(SPEC, user="root")},
+        {"spec": replace(SPEC, address="10.1.230.181")},
+        {"spec": replace(SPEC, ssh_config="~/other")},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_another_way_to_the_node_is_another_control_socket(changed: dict[str, object]) -> None:
+    assert connection(**changed).control_path != connection().control_path
+
+
+@given(
+    address=st.text(min_size=1, max_size=300), user=st.text(min_size=1, max_size=32), key=st.text(min_size=1, max_size=800)
+)
+def test_the_control_path_stays_below_the_limit_of_a_socket(address: str, user: str, key: str) -> None:
+    long = connection(spec=replace(SPEC, address=address, user=user), pin=f"ssh-rsa {key}")
+    long_home = "/home/" + "u" * 32
+    assert len(long.control_path.replace("~", long_home, 1).encode()) < 100
+
+
+def test_the_words_of_a_destination_leave_alias_and_user_apart() -> None:
+    assert connection(port=2222).target() == ["-p", "2222", "-l", "aurora", "10.1.230.180"]
+
+
+def test_an_alias_is_resolved_to_address_port_and_jump_host(ssh_config: Path) -> None:
+    ssh_config.write_text(
+        "Host spark-head\n  HostName 10.9.8.7\n  Port 2222\n  ProxyJump gate.example\n"
+        "  IdentityFile ~/.ssh/id_spark\n  IdentityAgent ~/agent.sock\n" + ssh_config.read_text()
+    )
+    found = resolve(spec(ssh_config, address="spark-head", host_key=ED25519))
+    assert (found.host_name, found.port, found.proxy_jump, found.pin) == ("10.9.8.7", 2222, "gate.example", ED25519)
+    assert found.identity_files == (str(Path.home() / ".ssh/id_spark"),)
+    assert found.identity_agent == str(Path.home() / "agent.sock")
+
+
+def test_the_settings_port_and_user_stand_above_the_configuration(ssh_config: Path) -> None:
+    ssh_config.write_text("Host *\n  Port 2222\n  User someone\n" + ssh_config.read_text())
+    found = resolve(spec(ssh_config, port=2200, host_key=ED25519))
+    assert found.target() == ["-p", "2200", "-l", "aurora", "10.1.230.180"]
+
+
+def test_a_comment_behind_the_key_is_no_part_of_the_pin(ssh_config: Path) -> None:
+    assert resolve(spec(ssh_config, host_key=f"{ED25519} root@spark-a")).pin == ED25519
+
+
+def test_without_a_setting_the_known_hosts_entry_is_the_pin(ssh_config: Path, host_keys: dict[str, str]) -> None:
+    (ssh_config.parent / "known_hosts").write_text(
+        f"10.1.230.180 {host_keys['rsa']}\n10.1.230.180 {host_keys['ed25519']}\n"
+    )
+    assert resolve(spec(ssh_config)).pin == host_keys["ed25519"]
+
+
+def test_an_entry_for_another_port_is_no_pin_of_this_one(ssh_config: Path, host_keys: dict[str, str]) -> None:
+    (ssh_config.parent / "known_hosts").write_text(f"[10.1.230.180]:2222 {host_keys['ed25519']}\n")
+    assert resolve(spec(ssh_config, port=2222)).pin == host_keys["ed25519"]
+    with pytest.raises(UnreachableError):
+        resolve(spec(ssh_config))
+
+
+def test_a_hashed_entry_is_found(ssh_config: Path, host_keys: dict[str, str]) -> None:
+    known = ssh_config.parent / "known_hosts"
+    known.write_text(f"10.1.230.180 {host_keys['ecdsa']}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True, capture_output=True, timeout=20)
+    assert resolve(spec(ssh_config)).pin == host_keys["ecdsa"]
+
+
+def test_a_host_key_alias_names_the_entry(ssh_config: Path, host_keys: dict[str, str]) -> None:
+    ssh_config.write_text("Host *\n  HostKeyAlias the-spark\n" + ssh_config.read_text())
+    (ssh_config.parent / "known_hosts").write_text(f"the-spark {host_keys['ed25519']}\n")
+    assert resolve(spec(ssh_config, port=2222)).pin == host_keys["ed25519"]
+
+
+def test_a_node_without_a_pin_is_refused_and_the_person_learns_how_to_get_one(ssh_config: Path) -> None:
+    with pytest.raises(UnreachableError) as refused:
+        resolve(spec(ssh_config))
+    assert str(refused.value) == (
+        "spark-a, host key (nodes[].host_key): expected a pinned host key for 10.1.230.180, "
+        "found none in the settings and none in known_hosts\n"
+        "  do: compare the output of `ssh-keyscan -p 22 -t ed25519 10.1.230.180` with "
+        "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or connect once by hand"
+    )
+
+
+def test_a_revoked_key_is_no_pin(ssh_config: Path, host_keys: dict[str, str]) -> None:
+    (ssh_config.parent / "known_hosts").write_text(f"@revoked 10.1.230.180 {host_keys['ed25519']}\n")
+    with pytest.raises(UnreachableError):
+        resolve(spec(ssh_config))
+
+
+def test_a_plan_that_is_only_rendered_gets_a_pin_that_no_host_can_show(ssh_config: Path) -> None:
+    assert resolve(spec(ssh_config), render_only=True).pin == UNPINNED
+
+
+def test_a_plan_that_is_only_rendered_needs_no_configuration_file(tmp_path: Path) -> None:
+    found = resolve(replace(SPEC, ssh_config=str(tmp_path / "none")), render_only=True)
+    assert found.spec.ssh_config is None
+
+
+def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError) as refused:
+        resolve(spec(tmp_path / "none"))
+    assert str(refused.value).startswith(
+        f"spark-a, ssh configuration (ssh_config): expected the ssh configuration file {tmp_path}/none, found no such file"
+    )
+
+
+def test_a_broken_configuration_is_told_in_ssh_s_own_words(ssh_config: Path) -> None:
+    ssh_config.write_text("Nonsense yes\n")
+    with pytest.raises(UnreachableError) as refused:
+        resolve(spec(ssh_config))
+    assert refused.value.step == "local OpenSSH"
+    assert any("bad configuration option: nonsense" in line.lower() for line in refused.value.evidence)
+
+
+def test_a_machine_without_openssh_is_told_so(ssh_config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnreachableError) as refused:
+        resolve(spec(ssh_config))
+    assert refused.value.line == "spark-a, local OpenSSH: expected the program ssh on PATH, found none"
+
+
+@pytest.mark.parametrize(
+    ("identity_agent", "variable", "expected"),
+    [(None, "", False), (None, "/tmp/agent", True), ("/run/agent", "", True)],
+)
+def test_whether_an_agent_can_be_asked(
+    identity_agent: str | None, variable: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", variable)
+    assert connection(identity_agent=identity_agent).has_agent is expected
+    assert os.environ["SSH_AUTH_SOCK"] == variable

@@ -1,0 +1,260 @@
+"""The host: facts from recorded outputs of real Sparks, kernel parameters, the files of ours."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_core.errors import CommandError, ObservationError
+from spark_core.host import (
+    apply_sysctls,
+    observe_files,
+    observe_host,
+    observe_sysctls,
+    parse_docker_version,
+    parse_host,
+    parse_release,
+    plan_sysctls,
+)
+from spark_core.journal import StackFolder, open_journal, read_journal
+from spark_core.transport.scripted import ScriptedTransport
+from tests.local_node import LocalNode
+
+SPARK = Path(__file__).resolve().parents[1] / "fixtures" / "spark"
+SYSCTL = """#!/bin/sh
+# A kernel with the parameters that lie as files in $SYSCTLS; a file "limited" bounds what is taken.
+name=${3%%=*}; value=${3#*=}
+[ -e "$SYSCTLS/$name" ] || exit 255
+[ ! -e "$SYSCTLS/limited" ] || value=$(cat "$SYSCTLS/limited")
+printf '%s\\n' "$value" > "$SYSCTLS/$name"
+"""
+CAT = """#!/bin/sh
+case "$1" in
+  /proc/sys/*) exec /bin/cat "$SYSCTLS/$(printf %s "${1#/proc/sys/}" | tr / .)" ;;
+  *) exec /bin/cat "$@" ;;
+esac
+"""
+
+
+def recorded(path: str) -> str:
+    return (SPARK / path).read_text()
+
+
+def observation(**changes: str) -> str:
+    """The output of the observation script on a Spark, from recorded parts."""
+    sections = {
+        "architecture": recorded("uname-m/aarch64.txt"),
+        "kernel": "6.14.0-1013-nvidia",
+        "os": recorded("os-release/ubuntu-24.04.4.txt"),
+        "dgx": recorded("dgx-release/spark-7.2.3-ota-7.5.0.txt"),
+        "memory": recorded("meminfo/gx10-total-and-available.txt") + "SwapTotal:             0 kB\n",
+        "disk": "3500000000000",
+        "docker": "29.2.1 arm64",
+        "gpu": "NVIDIA GB10, 580.142",
+    } | changes
+    return "".join(f"=== {name}\n{text.rstrip()}\n" for name, text in sections.items())
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "kernel"
+    folder.mkdir()
+    monkeypatch.setenv("SYSCTLS", str(folder))
+    (folder / "net.core.rmem_max").write_text("212992\n")
+    (folder / "net.ipv4.tcp_rmem").write_text("4096\t131072\t6291456\n")
+    return folder
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> LocalNode:
+    node = LocalNode(programs=tmp_path / "programs")
+    node.install("sysctl", SYSCTL)
+    node.install("cat", CAT)
+    return node
+
+
+@pytest.fixture
+def folder(tmp_path: Path, node: LocalNode) -> StackFolder:
+    folder = StackFolder(str(tmp_path / "root"), "dev")
+    open_journal(node, folder)
+    return folder
+
+
+def test_the_facts_of_a_spark() -> None:
+    facts = parse_host(observation())
+    assert facts.architecture == "arm64"
+    assert facts.os == "Ubuntu 24.04.4 LTS"
+    assert facts.dgx_release == "7.2.3"
+    assert facts.memory_total_bytes == 127535084 * 1024
+    assert facts.memory_available_bytes == 14386092 * 1024
+    assert (facts.docker, facts.docker_problem) == ("29.2.1", None)
+    assert facts.gpu == "NVIDIA GB10, 580.142"
+
+
+def test_a_host_that_is_no_spark_has_no_dgx_release_and_no_gpu() -> None:
+    facts = parse_host(observation(architecture="x86_64", dgx="", gpu="", os=""))
+    assert (facts.architecture, facts.dgx_release, facts.gpu, facts.os) == ("amd64", None, None, "unknown")
+
+
+@pytest.mark.parametrize("path", sorted((SPARK / "dgx-release").iterdir()), ids=lambda path: path.stem)
+def test_each_vendor_s_dgx_release_is_understood(path: Path) -> None:
+    values = parse_release(path.read_text())
+    assert values["DGX_NAME"] == "DGX Spark"
+    assert values["DGX_SWBUILD_VERSION"] == "7.2.3"
+
+
+def test_a_blank_serial_number_is_an_empty_value() -> None:
+    assert parse_release(recorded("dgx-release/dell-blank-serial.txt"))["DGX_SERIAL_NUMBER"] == ""
+
+
+def test_of_several_updates_the_last_one_is_told() -> None:
+    values = parse_release(recorded("dgx-release/asus-gx10-four-otas-french-date.txt"))
+    assert values["DGX_OTA_VERSION"] == "7.6.0"
+
+
+@pytest.mark.parametrize("text", ["", "# comment", "no sign", "=value", "a b=c"])
+def test_lines_that_are_no_assignment_are_left_out(text: str) -> None:
+    assert parse_release(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "problem"),
+    [
+        ("29.2.1 arm64", "29.2.1", None),
+        ("WARNING: old config\n28.0.4 amd64", "28.0.4", None),
+        ("missing", None, "no docker command on the PATH of a non-interactive shell"),
+        (
+            "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+            None,
+            "the deploy user may not use the Docker socket (is it in the docker group?)",
+        ),
+        (
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            None,
+            "the Docker daemon does not answer (is docker.service running?)",
+        ),
+        ("", None, "docker gave no version"),
+        ("template parsing error", None, "template parsing error"),
+    ],
+    ids=["version", "warning before it", "missing", "permission", "stopped", "nothing", "rubbish"],
+)
+def test_a_docker_version_or_what_docker_said_instead(text: str, version: str | None, problem: str | None) -> None:
+    assert parse_docker_version(text) == (version, problem)
+
+
+@given(text=st.text(max_size=200))
+def test_docker_gives_a_version_or_a_problem_and_never_both(text: str) -> None:
+    version, problem = parse_docker_version(text)
+    assert (version is None) != (problem is None)
+
+
+@pytest.mark.parametrize("missing", ["architecture", "kernel", "os", "dgx", "memory", "disk", "docker", "gpu"])
+def test_an_answer_without_one_of_the_facts_is_not_understood(missing: str) -> None:
+    text = observation().replace(f"=== {missing}\n", "=== other\n")
+    with pytest.raises(ObservationError) as failed:
+        observe_host(ScriptedTransport("spark-a", lambda _: text), "/")
+    assert failed.value.line.startswith("spark-a: expected the facts of the host, found an answer without")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"memory": "MemTotal: lots kB"}, {"memory": "MemTotal:\nMemAvailable:"}, {"disk": ""}, {"disk": "Avail"}]
+)
+def test_numbers_that_are_none_are_not_understood(changes: dict[str, str]) -> None:
+    with pytest.raises(ObservationError):
+        observe_host(ScriptedTransport("spark-a", lambda _: observation(**changes)), "/")
+
+
+def test_the_observation_script_runs_on_this_machine_for_a_folder_that_is_not_there_yet(node: LocalNode, tmp_path: Path) -> None:
+    node.install("docker", '#!/bin/sh\necho "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?" >&2; exit 1\n')
+    facts = observe_host(node, str(tmp_path / "not" / "there"))
+    assert facts.memory_total_bytes > facts.memory_available_bytes > 0
+    assert facts.disk_free_bytes > 0
+    assert facts.docker_problem == "the Docker daemon does not answer (is docker.service running?)"
+    assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_kernel_parameters_are_read_with_single_blanks_and_absent_ones_told(node: LocalNode) -> None:
+    names = ["net.core.rmem_max", "net.ipv4.tcp_rmem", "no.such"]
+    assert observe_sysctls(node, names) == {
+        "net.core.rmem_max": "212992", "net.ipv4.tcp_rmem": "4096 131072 6291456", "no.such": None,
+    }  # fmt: skip
+
+
+def test_without_declared_parameters_the_node_is_not_asked() -> None:
+    node = LocalNode()
+    assert observe_sysctls(node, []) == {}
+    assert observe_files(node, []) == {}
+    assert node.asked == []
+
+
+VALUES = st.dictionaries(st.sampled_from(["a.b", "c.d", "e.f"]), st.sampled_from(["1", "2", "1 2 3"]))
+
+
+@given(wanted=VALUES)
+def test_a_plan_for_what_is_already_so_is_empty(wanted: dict[str, str]) -> None:
+    assert plan_sysctls(wanted, dict(wanted)) == []
+
+
+@given(wanted=VALUES, found=VALUES)
+def test_a_plan_brings_everything_to_its_wanted_value(wanted: dict[str, str], found: dict[str, str]) -> None:
+    after: dict[str, str | None] = dict(found)
+    for cmd in plan_sysctls(wanted, after):
+        name, _, value = cmd.argv[-1].partition("=")
+        after[name] = value
+        assert cmd.sudo
+    assert plan_sysctls(wanted, after) == []
+    assert {name: after[name] for name in wanted} == wanted
+
+
+def test_applying_records_the_old_value_first_and_is_done_once(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+    wanted = {"net.core.rmem_max": "67108864"}
+    assert apply_sysctls(node, folder, wanted, []) == wanted
+    assert [(entry.target, entry.old) for entry in read_journal(node, folder)] == [("net.core.rmem_max", "212992")]
+    node.asked.clear()
+    apply_sysctls(node, folder, wanted, [])
+    assert [cmd for cmd in node.asked if cmd.sudo] == []
+    assert (kernel / "net.core.rmem_max").read_text() == "67108864\n"
+
+
+def test_what_is_no_longer_declared_goes_back(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+    apply_sysctls(node, folder, {"net.core.rmem_max": "1"}, [])
+    apply_sysctls(node, folder, {}, ["net.core.rmem_max"])
+    assert (kernel / "net.core.rmem_max").read_text() == "212992\n"
+    assert read_journal(node, folder) == []
+
+
+def test_a_second_value_keeps_the_first_old_one(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+    apply_sysctls(node, folder, {"net.core.rmem_max": "1"}, [])
+    apply_sysctls(node, folder, {"net.core.rmem_max": "2"}, [])
+    apply_sysctls(node, folder, {}, ["net.core.rmem_max"])
+    assert (kernel / "net.core.rmem_max").read_text() == "212992\n"
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_parameter_that_is_not_there_changes_nothing(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+    with pytest.raises(CommandError) as failed:
+        apply_sysctls(node, folder, {"net.core.rmem_max": "1", "no.such": "1"}, [])
+    assert failed.value.line == "spark-a (host.sysctls): expected the kernel parameter no.such, found none of that name"
+    assert (kernel / "net.core.rmem_max").read_text() == "212992\n"
+
+
+def test_a_value_that_the_kernel_bounds_is_told(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+    (kernel / "limited").write_text("1000")
+    with pytest.raises(CommandError) as failed:
+        apply_sysctls(node, folder, {"net.core.rmem_max": "9999"}, [])
+    assert failed.value.line == "spark-a (host.sysctls): expected net.core.rmem_max = 9999, found 1000 after setting it"
+    assert len(read_journal(node, folder)) == 1
+
+
+def test_files_are_told_by_their_content_and_absent_ones_too(tmp_path: Path) -> None:
+    there = tmp_path / "a file with blanks"
+    there.write_bytes(b"content")
+    found = observe_files(LocalNode(), [str(there), str(tmp_path / "none"), str(tmp_path)])
+    assert found == {
+        str(there): hashlib.sha256(b"content").hexdigest(), str(tmp_path / "none"): "absent", str(tmp_path): "absent",
+    }  # fmt: skip

@@ -1,0 +1,317 @@
+"""The journal: what was there before stands, whatever happens between."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_core.errors import CommandError, ObservationError, SparkError, UnreachableError
+from spark_core.journal import (
+    JournalEntry,
+    StackFolder,
+    close_journal,
+    journal_exists,
+    open_journal,
+    read_journal,
+    record,
+    record_file,
+    undo,
+    undo_commands,
+)
+from spark_core.transport.base import Command, Result
+from spark_core.transport.scripted import ScriptedTransport
+from spark_core.transport.ssh import write_file
+from tests.local_node import LocalNode
+
+SYSCTL = """#!/bin/sh
+# A kernel with the parameters that lie as files in $SYSCTLS.
+name=${3%%=*}; value=${3#*=}
+[ -e "$SYSCTLS/$name" ] || { echo "sysctl: cannot stat $name" >&2; exit 255; }
+printf '%s\\n' "$value" > "$SYSCTLS/$name"
+"""
+NO_SUCH_LINK = '#!/bin/sh\necho "Cannot find device \\"$5\\"" >&2; exit 1\n'
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> LocalNode:
+    return LocalNode(programs=tmp_path / "programs")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StackFolder:
+    return StackFolder(str(tmp_path / "root"), "dev")
+
+
+def mode_of(path: str | Path) -> int:
+    return stat.S_IMODE(Path(path).stat().st_mode)
+
+
+def test_opening_makes_folders_that_only_the_deploy_user_can_read(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder, ["main"])
+    for path in (folder.path, folder.journal, folder.files, folder.secrets, folder.state("main"), f"{folder.secrets}/main"):
+        assert mode_of(path) == 0o700, path
+
+
+def test_opening_twice_keeps_what_is_there(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder)
+    record(node, folder, JournalEntry("sysctl", "net.core.rmem_max", "1"))
+    open_journal(node, folder, ["main"])
+    assert [entry.old for entry in read_journal(node, folder)] == ["1"]
+
+
+def test_a_root_folder_that_cannot_be_made_is_told_with_its_setting(node: LocalNode, tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file")
+    with pytest.raises(CommandError) as failed:
+        open_journal(node, StackFolder(str(tmp_path / "root"), "dev"))
+    assert failed.value.line.startswith(f"spark-a (node_root): expected a writable folder {tmp_path}/root/stacks/dev")
+
+
+def test_a_journal_exists_only_once_it_is_open(node: LocalNode, folder: StackFolder) -> None:
+    assert not journal_exists(node, folder)
+    open_journal(node, folder)
+    assert journal_exists(node, folder)
+
+
+def test_a_silent_node_is_never_a_node_without_a_journal(folder: StackFolder) -> None:
+    def silent(_: Command) -> Result:
+        raise UnreachableError("no answer", node="spark-a", step="login")
+
+    with pytest.raises(UnreachableError):
+        journal_exists(ScriptedTransport("spark-a", silent), folder)
+
+
+@pytest.mark.parametrize("status", [2, 126, 127, 255])
+def test_a_test_that_could_not_be_made_is_no_answer_that_the_journal_is_gone(status: int, folder: StackFolder) -> None:
+    node = ScriptedTransport("spark-a", lambda _: Result(status, "", "sh: fork: Cannot allocate memory"))
+    with pytest.raises(SparkError):
+        journal_exists(node, folder)
+
+
+def test_the_first_record_of_a_thing_stands(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder)
+    for old in ("first", "second", "third"):
+        record(node, folder, JournalEntry("sysctl", "net.core.rmem_max", old))
+    assert [entry.old for entry in read_journal(node, folder)] == ["first"]
+
+
+def test_a_record_is_a_file_of_mode_600_and_leaves_no_other(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder)
+    record(node, folder, JournalEntry("link", "enp1s0f1np1", "1500"))
+    [path] = Path(folder.journal).iterdir()
+    assert mode_of(path) == 0o600
+    assert json.loads(path.read_text())["old"] == "1500"
+
+
+def test_a_record_that_was_killed_half_way_does_not_stand(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder)
+    entry = JournalEntry("sysctl", "net.core.rmem_max", "1")
+    (Path(folder.journal) / f"{entry.file_name}.tmp.abc123").write_text('{"kind": "sys')
+    assert read_journal(node, folder) == []
+    record(node, folder, entry)
+    assert [found.old for found in read_journal(node, folder)] == ["1"]
+
+
+def test_a_record_whose_connection_was_cut_does_not_stand(folder: StackFolder) -> None:
+    class CutNode(LocalNode):
+        def run(self, cmd: Command) -> Result:
+            return super().run(replace(cmd, stdin=cmd.stdin[:-7]))
+
+    open_journal(LocalNode(), folder)
+    with pytest.raises(CommandError):
+        record(CutNode(), folder, JournalEntry("sysctl", "net.core.rmem_max", "1"))
+    assert list(Path(folder.journal).iterdir()) == []
+
+
+def test_entries_are_read_oldest_first(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder)
+    for at in (30.0, 10.0, 20.0):
+        record(node, folder, JournalEntry("sysctl", f"a.b{at:.0f}", "x", at=at))
+    assert [entry.at for entry in read_journal(node, folder)] == [10.0, 20.0, 30.0]
+
+
+def test_no_journal_is_an_empty_one(node: LocalNode, folder: StackFolder) -> None:
+    assert read_journal(node, folder) == []
+
+
+def test_a_rubbish_answer_is_no_answer_that_the_journal_is_gone(folder: StackFolder) -> None:
+    with pytest.raises(ObservationError):
+        journal_exists(ScriptedTransport("spark-a", lambda _: "Welcome to spark-a!"), folder)
+
+
+@pytest.mark.parametrize("text", ["", "rubbish", "[]", '{"kind": "sysctl"}', '{"kind": "sysctl", "target": "a", "old": "1", "x": 1}'])
+def test_an_entry_that_cannot_be_understood_stops_everything(text: str, node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder)
+    record(node, folder, JournalEntry("sysctl", "a.b", "1"))
+    (Path(folder.journal) / "file-0.json").write_text(text)
+    with pytest.raises(ObservationError) as failed:
+        undo(node, folder)
+    assert "expected a journal entry in" in failed.value.line
+    assert len(list(Path(folder.journal).iterdir())) == 2
+
+
+@settings(max_examples=5)
+@given(content=st.binary(max_size=200), mode=st.sampled_from([0o600, 0o644, 0o755, 0o400]))
+def test_a_recorded_file_comes_back_byte_for_byte(content: bytes, mode: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = tmp_path_factory.mktemp("file")
+    node, folder = LocalNode(), StackFolder(str(place / "root"), "dev")
+    path = place / "etc" / "a file.yaml"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    path.chmod(mode)
+    open_journal(node, folder)
+    record_file(node, folder, str(path))
+    node.run(write_file(str(path), b"ours", mode="0600"))
+    record_file(node, folder, str(path))  # a second run, which finds ours: the first record stands
+    assert undo(node, folder) == [f"file {path}"]
+    assert path.read_bytes() == content
+    assert mode_of(path) == mode
+    assert read_journal(node, folder) == []
+
+
+def test_a_file_that_was_not_there_is_gone_afterwards(node: LocalNode, folder: StackFolder, tmp_path: Path) -> None:
+    path = tmp_path / "60-spark-vllm.yaml"
+    open_journal(node, folder)
+    record_file(node, folder, str(path))
+    path.write_text("ours")
+    undo(node, folder)
+    assert not path.exists()
+
+
+def test_what_was_changed_last_is_put_back_first(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder)
+    for at, name in ((1.0, "one"), (2.0, "two"), (3.0, "three")):
+        record(node, folder, JournalEntry("file", f"/nonexistent/{name}", None, at=at))
+    assert undo(node, folder) == ["file /nonexistent/three", "file /nonexistent/two", "file /nonexistent/one"]
+
+
+def test_only_the_asked_targets_are_put_back(
+    node: LocalNode, folder: StackFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYSCTLS", str(tmp_path))
+    node.install("sysctl", SYSCTL)
+    open_journal(node, folder)
+    for name in ("net.core.rmem_max", "net.core.wmem_max"):
+        (tmp_path / name).write_text("ours\n")
+        record(node, folder, JournalEntry("sysctl", name, "212992"))
+    assert undo(node, folder, [("sysctl", "net.core.rmem_max"), ("sysctl", "never.recorded")]) == ["sysctl net.core.rmem_max"]
+    assert (tmp_path / "net.core.rmem_max").read_text() == "212992\n"
+    assert (tmp_path / "net.core.wmem_max").read_text() == "ours\n"
+    assert [entry.target for entry in read_journal(node, folder)] == ["net.core.wmem_max"]
+
+
+def test_what_could_not_be_put_back_stays_in_the_journal(
+    node: LocalNode, folder: StackFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYSCTLS", str(tmp_path))
+    node.install("sysctl", SYSCTL)
+    open_journal(node, folder)
+    record(node, folder, JournalEntry("sysctl", "gone.parameter", "1"))
+    with pytest.raises(SparkError) as failed:
+        close_journal(node, folder)
+    assert failed.value.line == (
+        "spark-a: expected to put sysctl gone.parameter back, found: sysctl: cannot stat gone.parameter"
+    )
+    assert [entry.target for entry in read_journal(node, folder)] == ["gone.parameter"]
+
+
+def test_a_link_whose_cable_was_pulled_needs_no_putting_back(node: LocalNode, folder: StackFolder) -> None:
+    node.install("ip", NO_SUCH_LINK)
+    open_journal(node, folder)
+    record(node, folder, JournalEntry("link", "enp1s0f1np1", "1500"))
+    assert undo(node, folder) == ["link enp1s0f1np1"]
+    assert read_journal(node, folder) == []
+
+
+def test_an_undo_that_was_cut_between_two_entries_goes_on_where_it_was(folder: StackFolder, tmp_path: Path) -> None:
+    node = LocalNode()
+    open_journal(node, folder)
+    for at, name in ((1.0, "one"), (2.0, "two")):
+        path = tmp_path / name
+        path.write_text("old " + name)
+        record_file(node, folder, str(path))
+        path.write_text("ours")
+    removed = 0
+
+    def cut(cmd: Command) -> None:
+        nonlocal removed
+        if cmd.argv[0] == "rm":
+            removed += 1
+            if removed == 2:
+                raise UnreachableError("connection lost", node="spark-a", step="login")
+
+    node.before = cut
+    with pytest.raises(UnreachableError):
+        undo(node, folder)
+    assert len(read_journal(node, folder)) == 1
+    node.before = lambda _: None
+    close_journal(node, folder)
+    assert [(tmp_path / name).read_text() for name in ("one", "two")] == ["old one", "old two"]
+    assert not Path(folder.root).exists()
+
+
+def test_closing_leaves_no_trace_and_may_be_repeated(node: LocalNode, folder: StackFolder) -> None:
+    open_journal(node, folder, ["main"])
+    assert close_journal(node, folder) == []
+    assert not Path(folder.root).exists()
+    assert close_journal(node, folder) == []
+
+
+def test_closing_leaves_other_stacks_and_the_shared_weights(node: LocalNode, folder: StackFolder) -> None:
+    other = StackFolder(folder.root, "prod")
+    open_journal(node, other)
+    open_journal(node, folder)
+    Path(folder.weights).mkdir()
+    close_journal(node, folder)
+    assert Path(other.journal).is_dir()
+    assert Path(folder.weights).is_dir()
+    assert not Path(folder.path).exists()
+
+
+@pytest.mark.parametrize("path", ["/", "", "/home/x", "/srv/stacks/"])
+def test_closing_removes_nothing_that_is_not_a_stack_folder(path: str, node: LocalNode, tmp_path: Path) -> None:
+    class Wrong(StackFolder):
+        @property
+        def path(self) -> str:
+            return str(tmp_path) + path
+
+    (tmp_path / "kept").touch()
+    with pytest.raises(CommandError):
+        close_journal(node, Wrong("/nonexistent", "dev"))
+    assert (tmp_path / "kept").exists()
+
+
+@given(target=st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300))
+def test_the_name_of_an_entry_is_a_plain_file_name(target: str) -> None:
+    name = JournalEntry("file", target, None).file_name
+    assert os.path.basename(name) == name
+    assert len(name) < 40
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (JournalEntry("sysctl", "net.core.rmem_max", "1 2 3"), ["sysctl", "-q", "-w", "net.core.rmem_max=1 2 3"]),
+        (JournalEntry("link", "enp1s0f1np1", "1500"), ["ip", "link", "set", "dev", "enp1s0f1np1", "mtu", "1500"]),
+        (JournalEntry("file", "/etc/x", None), ["rm", "-f", "--", "/etc/x"]),
+    ],
+    ids=lambda value: value.kind if isinstance(value, JournalEntry) else "",
+)
+def test_the_command_that_puts_an_entry_back(entry: JournalEntry, words: list[str]) -> None:
+    [cmd] = undo_commands(entry)
+    assert list(cmd.argv) == words
+    assert cmd.sudo
+
+
+def test_a_file_goes_back_with_its_mode_and_owner() -> None:
+    entry = JournalEntry("file", "/etc/x", base64.b64encode(b"old").decode(), "0640", "root:netdev")
+    restore, owner = undo_commands(entry)
+    assert (restore.stdin, restore.argv[-3:], restore.sudo) == (b"old", ("/etc/x", "0640", "3"), True)
+    assert owner.argv == ("chown", "root:netdev", "/etc/x")

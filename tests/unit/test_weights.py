@@ -1,0 +1,380 @@
+"""Weights: whole, the same everywhere, copied once, never read half."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_core import weights
+from spark_core.errors import CommandError, ObservationError, SettingsError, SparkError, UnreachableError
+from spark_core.transport.base import Command, Result
+from spark_core.transport.scripted import ScriptedTransport
+from spark_core.weights import (
+    Manifest,
+    copy_weights,
+    local_manifest,
+    missing_shards,
+    observe_weights,
+    verify_in_place,
+)
+from tests.local_node import LocalNode
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+NAMES = st.sampled_from(["config.json", "model.safetensors", "a/b/tokenizer.json", "with blank.txt", "-dash", "é.txt"])
+FOLDERS = st.dictionaries(NAMES, st.binary(max_size=40), max_size=5)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A whole model of two shards with an index."""
+    index = {"weight_map": {"layer.0": SHARDS[0], "layer.1": SHARDS[1], "layer.2": SHARDS[1]}}
+    return write(
+        tmp_path / "model",
+        {"config.json": b"{}", SHARDS[0]: b"first" * 100, SHARDS[1]: b"second" * 100,
+         "model.safetensors.index.json": json.dumps(index).encode()},
+    )  # fmt: skip
+
+
+class Places:
+    """A node's folders."""
+
+    def __init__(self, base: Path) -> None:
+        self.node = LocalNode()
+        self.root = str(base / "root")
+        self.target = str(base / "root" / "weights" / "revision")
+
+    def copy(self, source: Path, node: LocalNode | None = None) -> None:
+        copy_weights(node or self.node, str(source), self.target, local_manifest(str(source)), self.root, lambda _: None)
+
+    def sent(self) -> list[Command]:
+        return [cmd for cmd in self.node.asked if "tar -x" in " ".join(cmd.argv)]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path / "node")
+
+
+MANIFESTS = st.dictionaries(st.text(max_size=8), st.tuples(st.integers(0, 9), st.sampled_from(["aa", "bb"])), max_size=5)
+
+
+@given(files=MANIFESTS)
+def test_a_manifest_does_not_differ_from_itself(files: dict[str, tuple[int, str]]) -> None:
+    again = Manifest(dict(reversed(list(files.items()))))
+    assert Manifest(files).differences(again) == []
+    assert Manifest(files).revision == again.revision
+
+
+@given(one=MANIFESTS, other=MANIFESTS)
+def test_two_manifests_differ_if_and_only_if_their_revisions_do(
+    one: dict[str, tuple[int, str]], other: dict[str, tuple[int, str]]
+) -> None:
+    assert bool(Manifest(one).differences(Manifest(other))) == (Manifest(one).revision != Manifest(other).revision)
+
+
+def test_each_kind_of_difference_has_its_words() -> None:
+    one = Manifest({"a": (1, "x"), "b": (1, "x"), "c": (1, "x")})
+    assert one.differences(Manifest({"b": (2, "x"), "c": (1, "y"), "d": (1, "x")})) == [
+        "a: missing", "b: size differs", "c: content differs", "d: not part of it",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("index", "files", "missing"),
+    [
+        (None, {}, ["config.json", "*.safetensors"]),
+        (None, {"config.json": (1, "")}, ["*.safetensors"]),
+        (None, {"config.json": (1, ""), "model.gguf": (1, "")}, []),
+        ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, "")}, ["a.safetensors"]),
+        ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, ""), "a.safetensors": (0, "")}, ["a.safetensors"]),
+        ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, ""), "a.safetensors": (-1, "")}, ["a.safetensors"]),
+        ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, ""), "a.safetensors": (5, "")}, []),
+        ({}, {"config.json": (1, "")}, []),
+    ],
+    ids=["nothing", "no weights", "one file", "no shard", "empty shard", "broken link", "whole", "an index of nothing"],
+)
+def test_shards_that_the_index_names_must_be_there(
+    index: dict[str, object] | None, files: dict[str, tuple[int, str]], missing: list[str]
+) -> None:
+    assert missing_shards(None if index is None else json.dumps(index), Manifest(files)) == missing
+
+
+def test_a_directory_that_is_not_there_is_a_setting_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as failed:
+        local_manifest(str(tmp_path / "none"))
+    assert failed.value.violations == (f"model.source: found no directory {tmp_path}/none on the controller",)
+
+
+def test_a_broken_link_of_the_controller_is_told(model: Path) -> None:
+    (model / "vocab.json").symlink_to("/nonexistent")
+    with pytest.raises(SettingsError) as failed:
+        local_manifest(str(model))
+    assert failed.value.violations == (f"model.source: found vocab.json in {model}, a link that leads nowhere",)
+
+
+def test_a_missing_shard_of_the_controller_is_told(model: Path) -> None:
+    (model / SHARDS[1]).unlink()
+    with pytest.raises(SettingsError) as failed:
+        local_manifest(str(model))
+    assert failed.value.violations == (f"model.source: found no {SHARDS[1]} in {model}, which its index names",)
+
+
+def test_links_count_as_what_they_lead_to(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(model, cache / "blobs")
+    (cache / "snapshot").mkdir()
+    for path in (cache / "blobs").iterdir():
+        (cache / "snapshot" / path.name).symlink_to(path)
+    assert local_manifest(str(cache / "snapshot")) == local_manifest(str(model))
+    assert observe_weights(LocalNode(), str(cache / "snapshot"), str(tmp_path)) == local_manifest(str(model))
+
+
+@settings(max_examples=5)
+@given(files=FOLDERS)
+def test_node_and_controller_give_a_folder_the_same_manifest(
+    files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = write(tmp_path_factory.mktemp("same") / "folder", files | {"config.json": b"{}", "w.bin": b"w"})
+    assert observe_weights(LocalNode(), str(folder), str(folder.parent)) == local_manifest(str(folder))
+
+
+def test_no_folder_is_none_and_not_an_empty_one(places: Places, tmp_path: Path) -> None:
+    assert observe_weights(places.node, str(tmp_path / "none"), places.root) is None
+    (tmp_path / "empty").mkdir()
+    assert observe_weights(places.node, str(tmp_path / "empty"), places.root) == Manifest({})
+
+
+def test_a_silent_node_is_not_a_node_without_weights(places: Places) -> None:
+    def silent(_: Command) -> Result:
+        raise UnreachableError("no answer", node="spark-a", step="login")
+
+    with pytest.raises(UnreachableError):
+        observe_weights(ScriptedTransport("spark-a", silent), "/x", places.root)
+
+
+@pytest.mark.parametrize("answer", ["", "rubbish", "{}", '{"files": 3}', '{"files": {"a": [1]}}', "[]"])
+def test_an_answer_that_is_no_list_of_files_is_not_understood(answer: str) -> None:
+    with pytest.raises(ObservationError):
+        observe_weights(ScriptedTransport("spark-a", lambda _: answer), "/x", "/y")
+
+
+def test_a_file_changed_to_the_same_size_is_seen_in_spite_of_the_cache(model: Path, places: Places) -> None:
+    before = observe_weights(places.node, str(model), places.root)
+    status = (model / SHARDS[0]).stat()
+    (model / SHARDS[0]).write_bytes(b"FIRST" * 100)
+    os.utime(model / SHARDS[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = observe_weights(places.node, str(model), places.root)
+    assert before is not None
+    assert after is not None
+    assert before.differences(after) == [f"{SHARDS[0]}: content differs"]
+
+
+def test_unchanged_files_are_not_read_again(model: Path, places: Places) -> None:
+    first = observe_weights(places.node, str(model), places.root)
+    cache = Path(places.root) / "cache" / "hashes.json"
+    known = json.loads(cache.read_text())
+    known[str(model / SHARDS[0])][1] = "remembered"
+    cache.write_text(json.dumps(known))
+    second = observe_weights(places.node, str(model), places.root)
+    assert first is not None
+    assert second is not None
+    assert second.files[SHARDS[0]] == (500, "remembered")
+    assert {**second.files, SHARDS[0]: first.files[SHARDS[0]]} == first.files
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"x": 1}'])
+def test_a_cache_that_was_cut_is_made_anew(text: str, model: Path, places: Places) -> None:
+    cache = Path(places.root) / "cache" / "hashes.json"
+    cache.parent.mkdir(parents=True)
+    cache.write_text(text)
+    assert observe_weights(places.node, str(model), places.root) == local_manifest(str(model))
+
+
+def test_a_copy_is_whole_and_readable_by_the_containers(model: Path, places: Places) -> None:
+    places.copy(model)
+    assert contents(Path(places.target)) == contents(model)
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in Path(places.target).iterdir())
+    assert [path.name for path in Path(places.target).parent.iterdir()] == ["revision"]
+
+
+@settings(max_examples=5)
+@given(wanted=FOLDERS, before=FOLDERS, partial=FOLDERS)
+def test_a_copy_converges_from_whatever_was_there(
+    wanted: dict[str, bytes], before: dict[str, bytes], partial: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base = tmp_path_factory.mktemp("converge")
+    source = write(base / "source", wanted | {"config.json": b"{}", "w.bin": b"w"})
+    places = Places(base / "node")
+    if before:
+        write(Path(places.target), before)
+    if partial:
+        write(Path(places.target + ".partial"), partial)
+    places.copy(source)
+    assert contents(Path(places.target)) == contents(source)
+    sent = len(places.sent())
+    places.copy(source)
+    assert len(places.sent()) == sent
+
+
+def test_a_whole_copy_is_not_sent_again(model: Path, places: Places) -> None:
+    places.copy(model)
+    places.node.asked.clear()
+    places.copy(model)
+    assert len(places.node.asked) == 1
+
+
+def test_only_the_altered_file_is_sent_again_and_replaced_by_a_rename(model: Path, places: Places) -> None:
+    places.copy(model)
+    altered, kept = Path(places.target) / SHARDS[0], Path(places.target) / SHARDS[1]
+    altered.write_bytes(b"rotten")
+    inode, kept_inode = altered.stat().st_ino, kept.stat().st_ino
+    places.node.asked.clear()
+    places.copy(model)
+    [cmd] = places.sent()
+    assert b"first" in cmd.stdin
+    assert b"second" not in cmd.stdin
+    assert altered.read_bytes() == b"first" * 100
+    assert altered.stat().st_ino != inode
+    assert kept.stat().st_ino == kept_inode
+
+
+def test_a_file_that_is_no_part_of_the_model_is_removed(model: Path, places: Places) -> None:
+    places.copy(model)
+    (Path(places.target) / "extra.py").write_text("import os")
+    places.copy(model)
+    assert not (Path(places.target) / "extra.py").exists()
+    assert places.sent() == places.sent()[:1]
+
+
+class CutNode(LocalNode):
+    """A node whose connection is cut within the first file of each stream but the first few."""
+
+    whole_streams: int = 0
+
+    def stream(self, cmd: Command, chunks: object) -> Result:
+        data = b"".join(chunks)  # type: ignore[call-overload]
+        if self.whole_streams > 0:
+            self.whole_streams -= 1
+            return super().stream(cmd, [data])
+        return super().stream(cmd, [data[:513]])
+
+
+def test_a_cut_copy_is_not_visible_and_goes_on_the_next_time(
+    model: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_BATCH_BYTES", 1)  # every file is a group of its own
+    cut = CutNode()
+    cut.whole_streams = 2
+    with pytest.raises(CommandError) as failed:
+        places.copy(model, cut)
+    assert failed.value.do == "run up again; files that have arrived whole are not sent again"
+    assert not Path(places.target).exists()
+    arrived = contents(Path(places.target + ".partial"))
+    assert sum(name in arrived for name in contents(model)) == 2
+    places.copy(model)
+    assert len(places.sent()) == 2
+    assert contents(Path(places.target)) == contents(model)
+
+
+def test_a_cut_repair_leaves_the_visible_folder_with_whole_files_only(model: Path, places: Places) -> None:
+    places.copy(model)
+    (Path(places.target) / SHARDS[0]).write_bytes(b"rotten")
+    with pytest.raises(CommandError):
+        places.copy(model, CutNode())
+    assert (Path(places.target) / SHARDS[0]).read_bytes() == b"rotten"
+    places.copy(model)
+    assert contents(Path(places.target)) == contents(model)
+
+
+def test_a_full_disk_is_told_before_anything_is_sent(model: Path, places: Places) -> None:
+    places.node.programs = Path(places.root) / "programs"
+    places.node.install("df", "#!/bin/sh\necho Avail; echo 10\n")
+    with pytest.raises(CommandError) as failed:
+        places.copy(model)
+    assert failed.value.line.startswith("spark-a (node_root): expected 0.0 GB of free space for the weights, found 0.0 GB")
+    assert places.sent() == []
+
+
+def test_a_directory_that_changes_while_it_is_copied_is_never_published(model: Path, places: Places) -> None:
+    wanted = local_manifest(str(model))
+    (model / SHARDS[0]).write_bytes(b"other" * 100)
+    with pytest.raises(CommandError) as failed:
+        copy_weights(places.node, str(model), places.target, wanted, places.root, lambda _: None)
+    assert failed.value.line == f"spark-a: expected whole weights in {places.target}.partial, found {SHARDS[0]}: content differs"
+    assert not Path(places.target).exists()
+
+
+def two_nodes(*folders: Path) -> tuple[dict[str, LocalNode], dict[str, str]]:
+    """Nodes that share this machine: which folder each sees is decided by a link of the same name."""
+    names = ["spark-a", "spark-b"][: len(folders)]
+    return {name: LocalNode(name) for name in names}, {name: str(folders[0].parent / f"root-{name}") for name in names}
+
+
+def test_a_folder_used_in_place_is_verified_and_not_changed(model: Path) -> None:
+    nodes, roots = two_nodes(model, model)
+    before = {path: path.stat().st_ctime_ns for path in model.iterdir()}
+    assert verify_in_place(nodes, str(model), roots) == local_manifest(str(model))
+    assert {path: path.stat().st_ctime_ns for path in model.iterdir()} == before
+
+
+def test_a_node_without_the_folder_is_named(tmp_path: Path) -> None:
+    nodes, roots = two_nodes(tmp_path / "none")
+    with pytest.raises(SparkError) as failed:
+        verify_in_place(nodes, str(tmp_path / "none"), roots)
+    assert str(failed.value) == (
+        f"spark-a (model.source): expected the weights in {tmp_path}/none, found no such directory\n"
+        "  do: put the model there on every node"
+    )
+
+
+@pytest.mark.parametrize("broken", ["missing", "empty", "link"])
+def test_a_download_that_is_not_whole_is_told_with_its_shard(broken: str, model: Path) -> None:
+    (model / SHARDS[1]).unlink()
+    if broken == "empty":
+        (model / SHARDS[1]).touch()
+    if broken == "link":
+        (model / SHARDS[1]).symlink_to("/nonexistent")
+    nodes, roots = two_nodes(model)
+    with pytest.raises(SparkError) as failed:
+        verify_in_place(nodes, str(model), roots)
+    assert failed.value.line == f"spark-a (model.source): expected {SHARDS[1]} in {model}, found none"
+
+
+def test_two_nodes_with_different_files_are_told_apart(model: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    (other / "config.json").write_bytes(b"[]")
+
+    class OtherNode(LocalNode):
+        def run(self, cmd: Command) -> Result:
+            words = tuple(word.replace(str(model), str(other)) for word in cmd.argv)
+            return super().run(Command(words, cmd.sudo, cmd.stdin, cmd.timeout_s))
+
+    nodes = {"spark-a": LocalNode("spark-a"), "spark-b": OtherNode("spark-b")}
+    with pytest.raises(SparkError) as failed:
+        verify_in_place(nodes, str(model), dict.fromkeys(nodes, str(tmp_path)))
+    assert failed.value.line == (
+        "spark-b (model.source): expected the same weights as on spark-a, found config.json: content differs"
+    )
+
+
+def test_verifying_on_no_node_is_refused() -> None:
+    with pytest.raises(SparkError):
+        verify_in_place({}, "/x", {})

@@ -1,0 +1,191 @@
+"""Stands before `pulumi` on the PATH of ./env, changes two settings where needed, and becomes the real one.
+
+The settings, each only if the person gave no value of their own:
+
+- preview, up, refresh, destroy, import read the stack's settings from a private copy of
+  `Pulumi.<stack>.yaml`. The engine writes the salt of the stack's secrets into the file it reads, even when
+  the state holds that salt already; in the checkout this would change a committed file, differently for every
+  backend. The file itself is read where it holds encrypted values or names another secrets provider, and with
+  `--config`, whose purpose is to write that file.
+- destroy does not refresh. `options: refresh: always` in Pulumi.yaml holds for destroy too, which would then
+  ask every node and every Docker daemon first and could never remove what a dead node leaves behind.
+
+It replaces itself with the real program, so process ids, signals and exit codes are the real ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+READS_STACK_FILE = frozenset({"up", "update", "preview", "pre", "refresh", "destroy", "down", "dn", "import"})
+DESTROYS = frozenset({"destroy", "down", "dn"})
+# Flags whose value is the next word; without this list that word would be taken for the command.
+TAKES_VALUE = frozenset(
+    {"-C", "--cwd", "-s", "--stack", "--color", "--profiling", "--tracing", "-v", "--verbose"}
+)
+
+
+class Call(NamedTuple):
+    """What is needed of a command line."""
+
+    command: str
+    stack: str
+    folder: str
+    flags: frozenset[str]
+
+
+def parse(words: Sequence[str]) -> Call:
+    """Read the command, the stack, the folder and the names of all flags from a command line of pulumi."""
+    command, stack, folder = "", "", ""
+    flags: set[str] = set()
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            break
+        if not word.startswith("-"):
+            command = command or word
+            continue
+        name, joined, value = word.partition("=")
+        if not name.startswith("--") and len(name) > 2:
+            # -sdev, -Cfolder
+            name, value, joined = name[:2], name[2:] + joined + value, "="
+        flags.add(name)
+        if not joined and name in TAKES_VALUE:
+            value = left.pop(0) if left else ""
+        if name in ("-s", "--stack"):
+            stack = value
+        elif name in ("-C", "--cwd"):
+            folder = value
+    return Call(command, stack, folder, frozenset(flags))
+
+
+def find_project(folder: Path) -> Path | None:
+    """The Pulumi.yaml that the engine would find from a folder."""
+    here = folder.resolve()
+    return next((p for at in (here, *here.parents) if (p := at / "Pulumi.yaml").is_file()), None)
+
+
+def selected_stack(project: Path, environ: Mapping[str, str]) -> str:
+    """The stack that `pulumi stack select` chose for a project, or nothing."""
+    import json
+
+    match = re.search(r"^name:\s*['\"]?([A-Za-z0-9_.-]+)", project.read_text("utf-8"), re.MULTILINE)
+    if match is None:
+        return ""
+    home = Path(environ.get("PULUMI_HOME") or Path.home() / ".pulumi")
+    key = hashlib.sha1(str(project).encode(), usedforsecurity=False).hexdigest()
+    try:
+        settings = json.loads(
+            (home / "workspaces" / f"{match.group(1)}-{key}-workspace.json").read_text("utf-8")
+        )
+        stacks = settings.get("stacks") or {}
+        chosen = stacks.get(environ.get("PULUMI_BACKEND_URL", "").rstrip("/")) or settings.get("stack") or ""
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return str(chosen)
+
+
+def private_copy(stack_file: Path, environ: Mapping[str, str]) -> Path | None:
+    """Copy a stack file to where the engine may write to it; None where it should use the file itself."""
+    text = stack_file.read_text("utf-8") if stack_file.is_file() else ""
+    if re.search(r"^(encryptedkey|secretsprovider):", text, re.MULTILINE):
+        return None
+    if re.search(r"^encryptionsalt:", text, re.MULTILINE):
+        if re.search(r"\bsecure\s*:", text):
+            return None
+        # Left by a pulumi outside ./env, perhaps for another backend; nothing in the file is encrypted with
+        # it.
+        text = re.sub(r"^encryptionsalt:.*\n?", "", text, flags=re.MULTILINE)
+    where = "\0".join((str(stack_file), environ.get("PULUMI_BACKEND_URL", "")))
+    folder = Path(environ["PULUMI_HOME"]) / "stack-files" / hashlib.sha256(where.encode()).hexdigest()[:12]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # One per process: two runs at once must not see each other's half-written file.
+    for old in folder.glob(f"{stack_file.stem}.*.yaml"):
+        if not _alive(old):
+            old.unlink(missing_ok=True)
+    copy = folder / f"{stack_file.stem}.{os.getpid()}.yaml"
+    copy.touch(mode=0o600)
+    copy.write_text(text, "utf-8")
+    return copy
+
+
+def _alive(copy: Path) -> bool:
+    number = copy.name.rsplit(".", 2)[-2]
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return int(number) != os.getpid()
+
+
+def settings_for(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> dict[str, str]:
+    """The environment variables to add for a command line; none of them replaces one that is set."""
+    call = parse(words)
+    added: dict[str, str] = {}
+    if (
+        call.command in DESTROYS
+        and not call.flags & {"-r", "--refresh"}
+        and "PULUMI_OPTION_REFRESH" not in environ
+    ):
+        added["PULUMI_OPTION_REFRESH"] = "false"
+    if (
+        call.command not in READS_STACK_FILE
+        or call.flags & {"-c", "--config", "--config-file", "--remote"}
+        or "PULUMI_OPTION_CONFIG_FILE" in environ
+        or "PULUMI_HOME" not in environ
+    ):
+        return added
+    project = find_project(cwd / call.folder)
+    if project is None:
+        return added
+    stack = call.stack or environ.get("PULUMI_OPTION_STACK") or environ.get("PULUMI_STACK") or ""
+    name = (stack or selected_stack(project, environ)).rsplit("/", 1)[-1]
+    if name:
+        copy = private_copy(project.with_name(f"Pulumi.{name}.yaml"), environ)
+        if copy is not None:
+            added["PULUMI_OPTION_CONFIG_FILE"] = str(copy)
+            # So that the salt comes from the state, and is the same for every run.
+            added.setdefault("PULUMI_FALLBACK_TO_STATE_SECRETS_MANAGER", "true")
+    return added
+
+
+def real_pulumi(environ: Mapping[str, str], own_folder: Path) -> str | None:
+    """The first pulumi on PATH that is not this one."""
+    for folder in environ.get("PATH", "").split(os.pathsep):
+        candidate = Path(folder) / "pulumi"
+        if os.access(candidate, os.X_OK) and candidate.is_file() and candidate.parent.resolve() != own_folder:
+            return str(candidate)
+    return None
+
+
+def main() -> int:
+    """Become the real pulumi."""
+    engine = real_pulumi(os.environ, Path(__file__).resolve().parent / "bin")
+    if engine is None:
+        print("pulumi: none found on PATH; run `make bootstrap`, then `. ./env`", file=sys.stderr)
+        return 127
+    words = sys.argv[1:]
+    try:
+        added = settings_for(words, os.environ, Path.cwd())
+    except OSError as fault:
+        print(
+            f"pulumi: cannot prepare a private copy of the stack file: {fault}; going on without",
+            file=sys.stderr,
+        )
+        added = {}
+    sys.stdout.flush()
+    # The arguments are the person's own, and no shell reads them.
+    os.execve(engine, [engine, *words], {**os.environ, **added})  # noqa: S606
+
+
+if __name__ == "__main__":
+    sys.exit(main())
