@@ -7,6 +7,7 @@ the cause of a death after weeks of serving.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import threading
@@ -26,6 +27,20 @@ class Line:
     text: str
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and what is missing above it, each owned as the one above.
+
+    The container's root would otherwise leave folders in the host's state folder that its owner cannot remove.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    above = folder.parent.stat()
+    with contextlib.suppress(OSError):
+        os.chown(folder, above.st_uid, above.st_gid)
+
+
 class GenerationLog:
     """Takes lines from several threads. A full disk loses lines, never the rank."""
 
@@ -40,7 +55,7 @@ class GenerationLog:
         self._size = 0
         self._file: TextIO | None = None
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._size = self.first.stat().st_size if self.first.exists() else 0
             self._file = self.first.open("a", encoding="utf-8", errors="replace")
 
@@ -107,7 +122,7 @@ def keep_ray_logs(ray_folder: Path, target: Path, budget_bytes: int = 8 * 1024 *
                 continue
             part = min(size, 256 * 1024, budget_bytes)
             budget_bytes -= part
-            target.mkdir(parents=True, exist_ok=True)
+            make_folder(target)
             with path.open("rb") as file:
                 file.seek(size - part)
                 (target / path.name).write_bytes(file.read(part))
