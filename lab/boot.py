@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lab import cgroup
+from lab.command import die_with_parent
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -39,7 +40,6 @@ MS_SLAVE = 0x80000
 MS_SHARED = 0x100000
 MNT_DETACH = 2
 
-PR_SET_PDEATHSIG = 1
 PR_CAPBSET_DROP = 24
 CAP_SYS_MODULE = 16
 CAP_SYS_TIME = 25
@@ -128,14 +128,10 @@ def ended(status: int) -> Ended:
     return Ended(False, f"ended with {code}")
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def _starter(plan: BootPlan, writer: int) -> NoReturn:
     """First child: prepares what PID 1 inherits, waits for it, and passes on how it ended."""
     try:
-        _die_with_parent()
+        die_with_parent()
         cgroup.enter(plan.tag, plan.host)
         _check(_libc.unshare(CLONE_NEWPID), "new PID namespace")
         pid = os.fork()
@@ -160,7 +156,7 @@ def _starter(plan: BootPlan, writer: int) -> NoReturn:
 def _init(plan: BootPlan) -> NoReturn:
     """Second child: becomes PID 1's systemd, or says on the console why not."""
     try:
-        _die_with_parent()
+        die_with_parent()
         os.setsid()
         console = os.open(plan.console, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open("/dev/null", os.O_RDONLY)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from lab.errors import StepFailed
 
 EVIDENCE_LINES = 15
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """End the calling process when its parent ends, however that ends; to be called between fork and exec."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def evidence(text: str, lines: int = EVIDENCE_LINES) -> str:
@@ -26,8 +35,12 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    die_with_us: bool = False,
 ) -> str:
     """Run a program to its end and return its standard output.
+
+    With `die_with_us` it ends with this process even when that is killed: a build must not go on writing
+    into a folder that the next build clears away.
 
     `what` names the step in the reader's words; it starts the error line. `env` is added to this process's
     own. Raises StepFailed when the program fails, is missing, or is not done within `timeout_s`.
@@ -43,6 +56,7 @@ def run(
             timeout=timeout_s,
             env=None if env is None else {**os.environ, **env},
             cwd=cwd,
+            preexec_fn=die_with_parent if die_with_us else None,
         )
     except FileNotFoundError as error:
         raise StepFailed(f"{what}: {argv[0]} is not installed") from error

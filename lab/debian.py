@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import paths
-from lab.command import evidence, run
+from lab.command import die_with_parent, evidence, run
 from lab.errors import StepFailed
 from lab.lock import locked
 from lab.progress import say, step
@@ -50,6 +50,9 @@ class Recipe:
         text = json.dumps([SUITE, self.packages, self.finish, self.version])
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
+
+CONFINED = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+"""Starts a program whose mounts and processes end with it."""
 
 SCRATCH = "/tmp"  # noqa: S108
 """A folder inside a root that is fresh and in memory for each `run_inside`; the root keeps nothing of it."""
@@ -113,8 +116,14 @@ def mirror() -> str:
 def _debootstrap(target: Path) -> None:
     program, env = _debootstrap_program()
     argv = [*program, "--variant=minbase", SUITE, str(target), mirror()]
-    # A mount namespace of its own: whatever debootstrap mounts goes away with it, also when it is killed.
-    run(["unshare", "--mount", *argv], what="Debian base root", timeout_s=BUILD_TIMEOUT_S, env=env)
+    # Namespaces of its own: whatever debootstrap mounts and starts goes away with it, also when it is killed.
+    run(
+        [*CONFINED, *argv],
+        what="Debian base root",
+        timeout_s=BUILD_TIMEOUT_S,
+        env=env,
+        die_with_us=True,
+    )
     shutil.rmtree(target / "debootstrap", ignore_errors=True)
     _write_sources(target)
 
@@ -168,6 +177,7 @@ def _extend(base: Path, recipe: Recipe, target: Path) -> None:
     """Copy the base root and install the recipe's packages in the copy."""
     run(
         ["cp", "-a", "--reflink=auto", str(base), str(target)],
+        die_with_us=True,
         what=f"copy the Debian base root for the {recipe.name}",
         timeout_s=300,
     )
@@ -205,9 +215,9 @@ def run_inside(
     lines = [
         "set -e",
         'root="$1"; shift',
-        'mount --bind "$root" "$root"; mount -t proc proc "$root/proc"; mount -t tmpfs tmpfs "$root'
-        + SCRATCH
-        + '"',
+        'mount --bind "$root" "$root"',
+        'mount -t proc proc "$root/proc"',
+        f'mount -t tmpfs tmpfs "$root{SCRATCH}"',
         'mount --rbind /dev "$root/dev"',
         # The target may be a link to a file that is not there in the root.
         'rm -f "$root/etc/resolv.conf"; : > "$root/etc/resolv.conf"',
@@ -226,8 +236,7 @@ def run_inside(
     for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
         if name in os.environ:
             inside_env[name] = os.environ[name]
-    namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-    command = [*namespaces, "sh", "-c", "\n".join(lines), "sh", str(root), *argv]
+    command = [*CONFINED, "sh", "-c", "\n".join(lines), "sh", str(root), *argv]
     start = time.monotonic()
     try:
         done = subprocess.run(
@@ -238,6 +247,7 @@ def run_inside(
             errors="replace",
             timeout=timeout_s,
             env=inside_env,
+            preexec_fn=die_with_parent,
         )
     except subprocess.TimeoutExpired as error:
         raise StepFailed(f"{what}: not done after {time.monotonic() - start:.0f} s") from error

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypedDict
 
-from lab import access, cable, cgroup, debian, disk, host_root, instance, machine, network, paths
+from lab import access, cable, cgroup, debian, disk, host_root, instance, machine, network, paths, power
 from lab.errors import LabError, StepFailed
 from lab.host import Host
 from lab.instance import Instance
@@ -25,6 +25,8 @@ class HostStatus(TypedDict):
     name: str
     address: str
     power: bool
+    pid: int | None
+    """PID 1 of the host, as this machine numbers it: for a look into its namespaces from outside."""
     system: str
     ssh: bool
     docker: bool
@@ -178,6 +180,7 @@ def host_status(host: Host) -> HostStatus:
         "name": host.name,
         "address": host.lab.address(host.name),
         "power": host.is_on(),
+        "pid": power.init_pid(host.lab, host.name),
         "system": system,
         "ssh": alive and host.answers_ssh(),
         "docker": alive and host.answers_docker(),

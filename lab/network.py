@@ -160,7 +160,8 @@ def _remove_namespace(name: str) -> None:
                 succeeds(["ip", "-n", name, "link", "delete", link["ifname"]])
     if not succeeds(["ip", "netns", "delete", name]):
         time.sleep(0.2)
-        run(["ip", "netns", "delete", name], what=f"remove namespace {name}")
+        if Path("/run/netns", name).exists():
+            run(["ip", "netns", "delete", name], what=f"remove namespace {name}")
 
 
 def remove_all(tag: str) -> None:

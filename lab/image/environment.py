@@ -68,6 +68,13 @@ WITH_SYMBOLS = (
 )
 """Libraries and programs that carry hundreds of MB of symbols for debuggers."""
 
+VLLM_CACHE = f"{PREFIX}/cache"
+"""vLLM's own cache inside the image."""
+
+INSPECTED_MODEL = "Qwen3_5MoeForConditionalGeneration"
+"""vLLM looks at a model class in a process of its own, 13 s of computing at the first start in a container,
+and keeps what it saw. The architecture of the lab's model is looked at once, here."""
+
 CONTENT_MARK = ".content"
 """File among the CUDA libraries that says which they are."""
 
@@ -75,6 +82,12 @@ UV_VERSION = "0.13.9"
 BUILD_TIMEOUT_S = 3000
 RECIPE_VERSION = 1
 """Raise to rebuild although no input changed."""
+
+
+_INSPECT = (
+    "from vllm.model_executor.models.registry import ModelRegistry; "
+    f'ModelRegistry.models["{INSPECTED_MODEL}"].inspect_model_cls()'
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,7 @@ def key() -> str:
         UV_VERSION,
         NEVER_USED,
         WITH_SYMBOLS,
+        INSPECTED_MODEL,
         TORCH_CUDA_LIBRARIES,
         RECIPE_VERSION,
     ]
@@ -223,6 +237,8 @@ def _install(root: Path, uv: Path, target: Path) -> None:
         f"{inside}/uv pip install -q --no-deps --no-build-isolation --compile-bytecode {inside}/shim",
         f"cd {SITE_PACKAGES}",
         f"strip --strip-unneeded {' '.join(WITH_SYMBOLS)}",
+        f"VLLM_CACHE_ROOT={VLLM_CACHE} VLLM_NO_USAGE_STATS=1 {PREFIX}/bin/python -c '{_INSPECT}' >&2",
+        f'test -n "$(ls {VLLM_CACHE}/modelinfos)"',
     ]
     debian.run_inside(
         root,

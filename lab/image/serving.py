@@ -56,6 +56,7 @@ def _settings() -> dict[str, object]:
     return {
         "Env": [
             f"PATH={PREFIX}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            f"VLLM_CACHE_ROOT={environment.VLLM_CACHE}",
             "LC_ALL=C.UTF-8",
             # The image has no compiler. Set to 0, /health still turns 200 and the first completion ends the
             # engine.

@@ -1,8 +1,8 @@
 """The emulated hosts themselves, before anything is deployed on them.
 
-Only this shows that the lab's hosts behave as machines do: that what is written survives a power cut, that a pulled
-cable is one, and that nothing of a lab stays on the machine. It needs root on Linux and some minutes (the first time
-also a download); it uses a lab of its own, `t-hosts`, and never touches another one.
+Only this shows that the lab's hosts behave as machines do: that what is written survives a power cut, that a
+pulled cable is one, and that nothing of a lab stays on the machine. It needs root on Linux and some minutes
+(the first time also a download); it uses a lab of its own, `t-hosts`, and never touches another one.
 
 To clean up after an aborted run: ``python -m lab down --instance t-hosts``.
 """
@@ -159,8 +159,9 @@ def test_another_key_is_refused(tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(stranger)], check=True)
     alone = tmp_path / "config"
     alone.write_text(
-        f"Host spark-a\n  HostName {address('spark-a')}\n  User spark\n  IdentityFile {stranger}\n  IdentitiesOnly yes\n"
-        f"  IdentityAgent none\n  UserKnownHostsFile {folder() / 'known_hosts'}\n  StrictHostKeyChecking yes\n"
+        f"Host spark-a\n  HostName {address('spark-a')}\n  User spark\n"
+        f"  IdentityFile {stranger}\n  IdentitiesOnly yes\n  IdentityAgent none\n"
+        f"  UserKnownHostsFile {folder() / 'known_hosts'}\n  StrictHostKeyChecking yes\n"
     )
     refused = subprocess.run(
         ["ssh", "-F", str(alone), "-o", "BatchMode=yes", "spark-a", "true"],

@@ -17,11 +17,13 @@ def _network_namespace() -> int:
 
 
 def _make_communicator() -> type:
-    import torch
-    import torch.distributed as dist
-    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+    import torch  # type: ignore[import-not-found]
+    import torch.distributed as dist  # type: ignore[import-not-found]
+    from vllm.distributed.device_communicators.cpu_communicator import (  # type: ignore[import-not-found]
+        CpuCommunicator,
+    )
 
-    class NodeAwareCommunicator(CpuCommunicator):
+    class NodeAwareCommunicator(CpuCommunicator):  # type: ignore[misc]
         """CPU communicator that goes over Gloo as soon as one rank lives on another node."""
 
         def _all_group_ranks_share_shm_group_name(self) -> bool:

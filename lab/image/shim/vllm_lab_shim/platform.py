@@ -10,9 +10,9 @@ from typing import Any
 
 
 def _make_platform() -> type:
-    from vllm.platforms.cpu import CpuPlatform
+    from vllm.platforms.cpu import CpuPlatform  # type: ignore[import-not-found]
 
-    class RayCpuPlatform(CpuPlatform):
+    class RayCpuPlatform(CpuPlatform):  # type: ignore[misc]
         """CPU platform that asks Ray for GPUs: every lab node declares one."""
 
         ray_device_key: str = "GPU"
