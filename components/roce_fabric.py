@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pulumi
 
 from components.spark_node import SparkNode
+from providers.connections import connection_facts
 from providers.fabric_link import FabricLink
 from spark_core.fabric import render_netplan
 from spark_core.settings import Settings
@@ -38,6 +39,7 @@ class RoceFabric(pulumi.ComponentResource):
             FabricLink(
                 f"{name}-{node.args.node.name}",
                 node=node.args.node.name,
+                connection=connection_facts(node.args.node),
                 stack=args.stack,
                 root=node.folder.root,
                 managed=fabric.manage,

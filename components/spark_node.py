@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pulumi
 import pulumi_command as command
 import pulumi_docker as docker
 
 from components.runtime_bundle import NodeFile
+from providers.connections import connection_facts
 from providers.node_host import NodeHost
 from providers.node_journal import NodeJournal
+from spark_core.errors import SparkError
 from spark_core.journal import StackFolder
 from spark_core.settings import NodeSettings, Settings
-from spark_core.transport.connection import Connection
+from spark_core.transport.connection import Connection, jump_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +62,13 @@ class SparkNode(pulumi.ComponentResource):
             stack=args.stack,
             root=self.folder.root,
             groups=groups,
-            address=node.management_address,
-            user=node.user,
-            port=node.ssh_port,
-            host_key=node.host_key,
+            connection=connection_facts(node),
             opts=child,
         )
         self.host = NodeHost(
             f"{name}-host",
             node=node.name,
+            connection=connection_facts(node),
             stack=args.stack,
             root=self.folder.root,
             sysctls=dict(settings.host.sysctls),
@@ -116,16 +117,28 @@ class SparkNode(pulumi.ComponentResource):
     def _connection(self) -> command.remote.ConnectionArgs:
         """pulumi-command has an SSH of its own, without ssh_config: it gets what ``ssh -G`` resolved."""
         connection = self.args.connection
+        try:
+            jump = jump_of(connection)
+        except SparkError as error:
+            raise pulumi.RunError(error.render()) from None
         return command.remote.ConnectionArgs(
-            host=connection.host_name,
-            port=float(connection.port),
-            user=self.args.node.user,
-            host_key=connection.pin,
-            agent_socket_path=connection.identity_agent,
-            private_key=_key_material(connection),
-            dial_error_limit=1,
-            per_dial_timeout=5,
+            **_dial(connection),
+            proxy=command.remote.ProxyConnectionArgs(**_dial(jump)) if jump is not None else None,
         )
+
+
+def _dial(connection: Connection) -> dict[str, Any]:
+    """What pulumi-command needs to reach one host."""
+    return {
+        "host": connection.host_name,
+        "port": float(connection.port),
+        "user": connection.user,
+        "host_key": connection.pin,
+        "agent_socket_path": connection.identity_agent,
+        "private_key": _key_material(connection),
+        "dial_error_limit": 1,
+        "per_dial_timeout": 5,
+    }
 
 
 def _key_material(connection: Connection) -> pulumi.Output[str] | None:

@@ -10,6 +10,7 @@ import pulumi_docker as docker
 
 from components.spark_node import SparkNode
 from providers.api_key import ApiKey
+from providers.connections import connection_facts
 from providers.endpoint_gate import EndpointGate
 from spark_core.containers import STOP_TIMEOUT_S
 from spark_core.group import (
@@ -82,6 +83,7 @@ class VllmRayCluster(pulumi.ComponentResource):
         return ApiKey(
             f"{name}-api-key",
             node=head.args.node.name,
+            connection=connection_facts(head.args.node),
             stack=self._args.stack,
             group=self._args.group,
             source=source,
@@ -162,6 +164,7 @@ class VllmRayCluster(pulumi.ComponentResource):
             ranks=[
                 {
                     "node": node.args.node.name,
+                    "connection": connection_facts(node.args.node),
                     "container": container_name(args.stack, args.group, rank),
                     "state_folder": node.folder.state(args.group),
                 }

@@ -15,7 +15,7 @@ from providers._adapter import SparkProvider, told
 from spark_core.api_key import generate_key, key_digest, observe_key, read_key, remove_key, write_key
 from spark_core.errors import SettingsError
 
-INPUTS = ("node", "stack", "group", "source", "path", "own_digest", "file")
+INPUTS = ("node", "connection", "stack", "group", "source", "path", "own_digest", "file")
 
 
 class ApiKeyProvider(SparkProvider):
@@ -31,11 +31,12 @@ class ApiKeyProvider(SparkProvider):
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:
-        transport = self.run.transport(props["node"])
+        transport = self.run.transport(props["node"], props["connection"])
         if props["source"] == "own":
             key = self._own()
         elif observe_key(transport, props["path"]) != "absent":
-            key = read_key(transport, props["path"])  # made by a run that was killed before it was recorded
+            # Made by a run that was killed before it was recorded; an empty file is no key.
+            key = read_key(transport, props["path"]) or generate_key()
         else:
             key = generate_key()
         write_key(transport, props["path"], key)
@@ -47,12 +48,12 @@ class ApiKeyProvider(SparkProvider):
             key = self._own()
         else:
             key = str(olds["api_key"]) if olds["source"] == "generated" else generate_key()
-        write_key(self.run.transport(news["node"]), news["path"], key)
+        write_key(self.run.transport(news["node"], news["connection"]), news["path"], key)
         return UpdateResult({**news, "api_key": key})
 
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
-        found = observe_key(self.run.transport(props["node"]), props["path"])
+        found = observe_key(self.run.transport(props["node"], props["connection"]), props["path"])
         if found == key_digest(str(props["api_key"])):
             found = "in place"
         live = {"file": found if found in ("in place", "absent") else "altered"}
@@ -61,7 +62,7 @@ class ApiKeyProvider(SparkProvider):
     @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
         self.run.require_all_nodes()
-        remove_key(self.run.transport(props["node"]), props["path"])
+        remove_key(self.run.transport(props["node"], props["connection"]), props["path"])
 
     def _own(self) -> str:
         key = self.run.secret("api_key")
@@ -75,6 +76,7 @@ class ApiKey(Resource, module="spark", name="ApiKey"):
 
     Args:
         node: Name of the head.
+        connection: How the head is reached, for the day the settings no longer name it.
         stack: Name of the stack.
         group: Name of the group.
         source: ``generated`` or ``own``.
@@ -89,13 +91,14 @@ class ApiKey(Resource, module="spark", name="ApiKey"):
         resource_name: str,
         *,
         node: str,
+        connection: dict[str, Any],
         stack: str,
         group: str,
         source: str,
         path: str,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props: dict[str, Any] = {"node": node, "stack": stack, "group": group, "source": source, "path": path,
+        props: dict[str, Any] = {"node": node, "connection": connection, "stack": stack, "group": group, "source": source, "path": path,
                                  "own_digest": "", "file": "in place", "api_key": None}  # fmt: skip
         options = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(additional_secret_outputs=["api_key"]))
         super().__init__(ApiKeyProvider(), resource_name, props, options)

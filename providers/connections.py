@@ -21,6 +21,14 @@ from spark_core.transport.connection import resolve
 from spark_core.transport.ssh import SshTransport
 
 
+def connection_facts(node: NodeSettings) -> dict[str, Any]:
+    """How a node is reached, for the day the settings no longer name it; kept by every resource that is on it.
+
+    Never compared: an address that changes is no change of the resource.
+    """
+    return {"address": node.management_address, "user": node.user, "port": node.ssh_port, "host_key": node.host_key}
+
+
 class Run:
     """The settings of this run and one transport for each node, shared by all providers of the process."""
 
@@ -48,7 +56,7 @@ class Run:
         """The transport of a node by name.
 
         Args:
-            remembered: ``address``, ``user``, ``port`` and ``host_key`` of a node that the settings no longer have.
+            remembered: What :func:`connection_facts` gave for a node that the settings no longer have.
         """
         found = [node for node in self.settings.nodes if node.name == name]
         if found:

@@ -95,7 +95,7 @@ class EndpointGateProvider(SparkProvider):
 
 def _ranks(run: Run, props: Mapping[str, Any]) -> list[Rank]:
     return [
-        Rank(run.transport(rank["node"]), place, str(rank["container"]), str(rank["state_folder"]))
+        Rank(run.transport(rank["node"], rank["connection"]), place, str(rank["container"]), str(rank["state_folder"]))
         for place, rank in enumerate(props["ranks"])
     ]
 
@@ -106,7 +106,7 @@ class EndpointGate(Resource, module="spark", name="EndpointGate"):
     Args:
         stack: Name of the stack.
         group: Name of the group.
-        ranks: For each rank in order ``node``, ``container`` and ``state_folder``.
+        ranks: For each rank in order ``node``, ``connection``, ``container`` and ``state_folder``.
         deployment: Id of what the ranks run.
         endpoint: Public base URL.
         model: Served name of the model.
@@ -120,7 +120,7 @@ class EndpointGate(Resource, module="spark", name="EndpointGate"):
         *,
         stack: str,
         group: str,
-        ranks: list[dict[str, str]],
+        ranks: list[dict[str, Any]],
         deployment: pulumi.Input[str],
         endpoint: str,
         model: str,

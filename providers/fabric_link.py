@@ -24,7 +24,7 @@ from spark_core.fabric import (
 from spark_core.settings import FabricInterface
 from spark_core.transport.base import Transport
 
-INPUTS = ("node", "stack", "root", "managed", "interfaces", "netplan_file", "netplan")
+INPUTS = ("node", "connection", "stack", "root", "managed", "interfaces", "netplan_file", "netplan")
 
 
 class FabricLinkProvider(SparkProvider):
@@ -46,14 +46,14 @@ class FabricLinkProvider(SparkProvider):
     def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
         no_longer = {i["netdev"] for i in olds["interfaces"]} - {i["netdev"] for i in news["interfaces"]}
         if olds["managed"] and (no_longer or not news["managed"]):
-            undo_fabric(self.run.transport(news["node"]), folder_of(olds), [i["netdev"] for i in olds["interfaces"]],
+            undo_fabric(self.run.transport(news["node"], news["connection"]), folder_of(olds), [i["netdev"] for i in olds["interfaces"]],
                         str(olds["netplan_file"]))  # fmt: skip
         self._converge(news)
         return UpdateResult(dict(news))
 
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
-        transport = self.run.transport(props["node"])
+        transport = self.run.transport(props["node"], props["connection"])
         # State may hold what an earlier refresh found; what is wanted is what the settings say.
         declared = [node for node in self.run.settings.nodes if node.name == props["node"]]
         wanted = {i["netdev"]: str(i["address"]) for i in props["interfaces"]}
@@ -67,11 +67,11 @@ class FabricLinkProvider(SparkProvider):
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
         self.run.require_all_nodes()
         if props["managed"]:
-            undo_fabric(self.run.transport(props["node"]), folder_of(props), [i["netdev"] for i in props["interfaces"]],
+            undo_fabric(self.run.transport(props["node"], props["connection"]), folder_of(props), [i["netdev"] for i in props["interfaces"]],
                         str(props["netplan_file"]))  # fmt: skip
 
     def _converge(self, props: Mapping[str, Any]) -> None:
-        transport: Transport = self.run.transport(props["node"])
+        transport: Transport = self.run.transport(props["node"], props["connection"])
         interfaces, mtu_bytes = _interfaces(props)
         if not interfaces:
             return
@@ -95,6 +95,7 @@ class FabricLink(Resource, module="spark", name="FabricLink"):
 
     Args:
         node: Name of the node.
+        connection: How the node is reached, for the day the settings no longer name it.
         stack: Name of the stack.
         root: Our folder on the node.
         managed: Whether the netplan file is written.
@@ -108,6 +109,7 @@ class FabricLink(Resource, module="spark", name="FabricLink"):
         resource_name: str,
         *,
         node: str,
+        connection: dict[str, Any],
         stack: str,
         root: str,
         managed: bool,
@@ -116,6 +118,6 @@ class FabricLink(Resource, module="spark", name="FabricLink"):
         netplan: str,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props = {"node": node, "stack": stack, "root": root, "managed": managed, "interfaces": interfaces,
+        props = {"node": node, "connection": connection, "stack": stack, "root": root, "managed": managed, "interfaces": interfaces,
                  "netplan_file": netplan_file, "netplan": netplan}  # fmt: skip
         super().__init__(FabricLinkProvider(), resource_name, props, opts)

@@ -18,7 +18,7 @@ from spark_core.host import apply_sysctls, observe_files, observe_host, observe_
 from spark_core.journal import undo
 from spark_core.transport.base import run_checked, script
 
-INPUTS = ("node", "stack", "root", "sysctls", "files")
+INPUTS = ("node", "connection", "stack", "root", "sysctls", "files")
 
 
 class NodeHostProvider(SparkProvider):
@@ -38,7 +38,7 @@ class NodeHostProvider(SparkProvider):
     @told
     def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
         outs = self._converge(olds, news)
-        altered = {path for path, digest in observe_files(self.run.transport(news["node"]), list(news["files"])).items()
+        altered = {path for path, digest in observe_files(self.run.transport(news["node"], news["connection"]), list(news["files"])).items()
                    if digest not in ("absent", news["files"][path])}  # fmt: skip
         known = set(olds.get("files") or {})
         gone = {path for path, digest in (olds.get("files") or {}).items() if digest == "absent" and path in news["files"]}
@@ -47,7 +47,7 @@ class NodeHostProvider(SparkProvider):
 
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
-        transport = self.run.transport(props["node"])
+        transport = self.run.transport(props["node"], props["connection"])
         values = observe_sysctls(transport, sorted(props["sysctls"]))
         live = {
             "sysctls": {name: value if value is not None else "absent" for name, value in values.items()},
@@ -58,11 +58,11 @@ class NodeHostProvider(SparkProvider):
     @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
         self.run.require_all_nodes()
-        transport = self.run.transport(props["node"])
+        transport = self.run.transport(props["node"], props["connection"])
         undo(transport, folder_of(props), [("sysctl", name) for name in props["sysctls"]])
 
     def _converge(self, olds: Mapping[str, Any], news: Mapping[str, Any]) -> dict[str, Any]:
-        transport = self.run.transport(news["node"])
+        transport = self.run.transport(news["node"], news["connection"])
         no_longer = sorted(set(olds.get("sysctls") or {}) - set(news["sysctls"]))
         apply_sysctls(transport, folder_of(news), news["sysctls"], no_longer)
         folders = sorted({path.rpartition("/")[0] for path in news["files"]})
@@ -78,6 +78,7 @@ class NodeHost(Resource, module="spark", name="NodeHost"):
 
     Args:
         node: Name of the node.
+        connection: How the node is reached, for the day the settings no longer name it.
         stack: Name of the stack.
         root: Our folder on the node.
         sysctls: Kernel parameters and their values.
@@ -102,12 +103,13 @@ class NodeHost(Resource, module="spark", name="NodeHost"):
         resource_name: str,
         *,
         node: str,
+        connection: dict[str, Any],
         stack: str,
         root: str,
         sysctls: dict[str, str],
         files: dict[str, str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props: dict[str, Any] = {"node": node, "stack": stack, "root": root, "sysctls": sysctls, "files": files}
+        props: dict[str, Any] = {"node": node, "connection": connection, "stack": stack, "root": root, "sysctls": sysctls, "files": files}
         outputs = dict.fromkeys(("architecture", "kernel", "os", "docker", "gpu", "repair"))
         super().__init__(NodeHostProvider(), resource_name, props | outputs, opts)

@@ -15,15 +15,15 @@ from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, Upda
 
 from providers._adapter import SparkProvider, folder_of, say, told
 from spark_core.containers import remove_labelled
-from spark_core.journal import close_journal, journal_exists, open_journal
+from spark_core.journal import close_journal, journal_exists, kept_caches, open_journal
 
-INPUTS = ("node", "stack", "root", "groups", "address", "user", "port", "host_key")
+INPUTS = ("node", "stack", "root", "groups", "connection")
 
 
 class NodeJournalProvider(SparkProvider):
     """Life cycle of a stack's folder on a node."""
 
-    compared = ("groups", "address", "user", "port", "host_key")
+    compared = ("groups", "connection")
     replaced_by = ("node", "stack", "root")
 
     @told
@@ -42,17 +42,20 @@ class NodeJournalProvider(SparkProvider):
 
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
-        if not journal_exists(self.run.transport(props["node"], props), folder_of(props)):
+        if not journal_exists(self.run.transport(props["node"], props["connection"]), folder_of(props)):
             return ReadResult(None, {})
         return ReadResult(id_, dict(props))
 
     @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
         self.run.require_all_nodes()
-        transport = self.run.transport(props["node"], props)
+        transport = self.run.transport(props["node"], props["connection"])
         remove_labelled(transport, str(props["stack"]))
         for text in close_journal(transport, folder_of(props)):
             say(f"{props['node']}: put back {text}")
+        kept = kept_caches(transport, folder_of(props))
+        if kept:
+            say(f"{props['node']}: kept caches: {kept}; the serving image is kept too")
 
 
 class NodeJournal(Resource, module="spark", name="NodeJournal"):
@@ -63,7 +66,7 @@ class NodeJournal(Resource, module="spark", name="NodeJournal"):
         stack: Name of the stack.
         root: Our folder on the node.
         groups: Groups that have a rank on the node; each gets a folder for its state and one for its secrets.
-        address, user, port, host_key: How the node is reached, for the day the settings no longer name it.
+        connection: How the node is reached, for the day the settings no longer name it.
     """
 
     def __init__(
@@ -74,12 +77,8 @@ class NodeJournal(Resource, module="spark", name="NodeJournal"):
         stack: str,
         root: str,
         groups: list[str],
-        address: str,
-        user: str,
-        port: int | None,
-        host_key: str | None,
+        connection: dict[str, Any],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props = {"node": node, "stack": stack, "root": root, "groups": groups, "address": address, "user": user,
-                 "port": port, "host_key": host_key}  # fmt: skip
+        props = {"node": node, "stack": stack, "root": root, "groups": groups, "connection": connection}
         super().__init__(NodeJournalProvider(), resource_name, props, opts)

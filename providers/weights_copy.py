@@ -40,8 +40,11 @@ class WeightsCopyProvider(SparkProvider):
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
         folders, roots = props["folders"], props["roots"]
+        named = {node.name for node in self.run.settings.nodes}
 
         def look(node: str) -> str:
+            if node not in named:
+                return "not in the settings"
             manifest = observe_weights(self.run.transport(node), folders[node], roots[node])
             return manifest.revision if manifest is not None else "absent"
 

@@ -37,6 +37,7 @@ _COMMON_ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_num_prestart_python_workers": "0",
     "VLLM_CACHE_ROOT": CACHE_TARGET,
+    "VLLM_CONFIG_ROOT": f"{CACHE_TARGET}/config",
 }
 _SERVE_FIELDS = (
     "tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "gpu_memory_utilization", "kv_cache_memory_bytes",
@@ -44,7 +45,6 @@ _SERVE_FIELDS = (
     "enable_expert_parallel", "enable_prefix_caching", "kv_cache_dtype", "load_format", "reasoning_parser",
     "tool_call_parser", "enable_auto_tool_choice", "chat_template",
 )  # fmt: skip
-_HEALTH_INTERVAL_S = 30
 
 
 @dataclass(frozen=True)

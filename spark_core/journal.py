@@ -220,13 +220,17 @@ def close_journal(transport: Transport, folder: StackFolder) -> list[str]:
     The weights cache, which stacks share, is kept; the empty root folder is not.
     """
     done = undo(transport, folder)
+    if not transport.run(command("rm", "-rf", "--", folder.path, timeout_s=120)).ok:
+        # A container's root can leave a folder that the deploy user alone cannot remove.
+        run_checked(
+            transport,
+            command("rm", "-rf", "--", folder.path, sudo=True, timeout_s=120),
+            purpose=f"expected to remove {folder.path}",
+        )
     run_checked(
         transport,
-        # Containers write their state as root, so the deploy user alone cannot always remove it.
         script(
-            'case "$1" in */stacks/?*) ;; *) echo "not a stack folder: $1" >&2; exit 1;; esac; '
-            'rm -rf -- "$1" 2>/dev/null || true; [ ! -e "$1" ] || exit 3; '
-            'rmdir --ignore-fail-on-non-empty -- "$(dirname "$1")" 2>/dev/null || true; '
+            '[ ! -e "$1" ]; rmdir --ignore-fail-on-non-empty -- "$(dirname "$1")" 2>/dev/null || true; '
             '[ ! -d "$2" ] || rmdir --ignore-fail-on-non-empty -- "$2"',
             folder.path,
             folder.root,
@@ -234,3 +238,12 @@ def close_journal(transport: Transport, folder: StackFolder) -> list[str]:
         purpose=f"expected to remove {folder.path}",
     )
     return done
+
+
+def kept_caches(transport: Transport, folder: StackFolder) -> str | None:
+    """What stays on a node after the end of a stack, with its size, for the person; None if nothing does."""
+    text = transport.run(
+        script('for d in "$@"; do [ ! -d "$d" ] || du -sh "$d" | tr "\\t" " "; done', folder.weights, f"{folder.root}/cache")
+    ).stdout
+    kept = [f"{path} ({size})" for size, _, path in (line.partition(" ") for line in text.splitlines()) if path]
+    return ", ".join(kept) or None

@@ -21,6 +21,11 @@ OWN_FLAGS: dict[str, str] = {
     "--node-rank": "nodes",
     "--master-addr": "nodes",
     "--headless": "nodes",
+    "--uds": "serving.port",
+    "-n": "nodes",
+    "-r": "nodes",
+    "-tp": "serving.tensor_parallel_size",
+    "-pp": "serving.pipeline_parallel_size",
 }
 """vLLM flags that the program renders itself, and the setting that means each."""
 
@@ -35,7 +40,11 @@ INTERFACE_VARIABLES = (
 )
 """Per-node variables that follow from nodes[].fabric. One cluster-wide value of them breaks NCCL (NVIDIA/nccl#286)."""
 
-_SECRET_VARIABLES = {"VLLM_API_KEY": "serving.api_key", "HF_TOKEN": "the secret hf_token", "HUGGING_FACE_HUB_TOKEN": "the secret hf_token"}
+_SECRET_VARIABLES = {
+    "VLLM_API_KEY": "use serving.api_key",
+    "HF_TOKEN": "remove it, containers download nothing",
+    "HUGGING_FACE_HUB_TOKEN": "remove it, containers download nothing",
+}
 
 
 class ModelSettings(FrozenModel):
@@ -151,7 +160,7 @@ class ServingSettings(FrozenModel):
             if name in INTERFACE_VARIABLES:
                 raise ValueError(f"{name} is a per-node value and follows from nodes[].fabric; remove it")
             if name in _SECRET_VARIABLES:
-                raise ValueError(f"{name} would show in docker inspect; use {_SECRET_VARIABLES[name]}")
+                raise ValueError(f"{name} would show in docker inspect; {_SECRET_VARIABLES[name]}")
             if name == "NCCL_DEBUG":
                 raise ValueError("NCCL_DEBUG is the setting serving.nccl_debug")
         return value
@@ -161,6 +170,8 @@ class ServingSettings(FrozenModel):
     def _not_rendered_elsewhere(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for word in value:
             flag = word.split("=", 1)[0]
+            if flag.startswith("--"):
+                flag = flag.replace("_", "-")  # vLLM takes both spellings
             if flag in OWN_FLAGS:
                 raise ValueError(f"{flag} is rendered by the program; use {OWN_FLAGS[flag]}")
             field = flag.removeprefix("--no-").removeprefix("--").replace("-", "_")

@@ -20,7 +20,7 @@ from spark_core.settings.root import Settings
 SETTING_KEYS = tuple(Settings.model_fields)
 """Keys of a stack file that are settings."""
 
-SECRET_KEYS = ("api_key", "sudo_password", "hf_token")
+SECRET_KEYS = ("api_key", "sudo_password")
 """Keys of a stack file that are secrets; they never enter the models."""
 
 _SHOWN = 60

@@ -30,7 +30,7 @@ class ConnectionSpec:
     Args:
         node: Name of the node.
         address: What ssh connects to: an address, a name or a Host alias of the ssh configuration.
-        user: Deploy user.
+        user: Deploy user; empty for what the ssh configuration says.
         port: sshd's port, or None for what the ssh configuration says.
         host_key: Pin such as ``ssh-ed25519 AAAA…``, or None for the known-hosts entry.
         ssh_config: Path of an ssh configuration file to use instead of ``~/.ssh/config``, or None. ``~`` is allowed.
@@ -50,6 +50,7 @@ class Connection:
 
     Attributes:
         host_name: The address behind the alias, as ``ssh -G`` gives it.
+        user: User on the node.
         port: sshd's port.
         pin: Host key type and key, separated by one blank.
         proxy_jump: Jump host, or None.
@@ -59,6 +60,7 @@ class Connection:
 
     spec: ConnectionSpec
     host_name: str
+    user: str
     port: int
     pin: str
     proxy_jump: str | None
@@ -135,7 +137,7 @@ def resolve(spec: ConnectionSpec, *, render_only: bool = False) -> Connection:
             step="ssh configuration (ssh_config)",
             do="start the lab (make up) if it is the lab's, or correct ssh_config in the stack file",
         )
-    words = ["ssh", *config_arguments(spec.ssh_config), "-G", "-l", spec.user]
+    words = ["ssh", *config_arguments(spec.ssh_config), "-G", *(["-l", spec.user] if spec.user else [])]
     if spec.port is not None:
         words += ["-p", str(spec.port)]
     values = parse_ssh_g(_tool([*words, spec.address], spec.node))
@@ -154,12 +156,41 @@ def resolve(spec: ConnectionSpec, *, render_only: bool = False) -> Connection:
     return Connection(
         spec=spec,
         host_name=values.get("hostname", [spec.address])[0],
+        user=values.get("user", [spec.user])[0],
         port=port,
         pin=" ".join(pin.split()[:2]),
         proxy_jump=None if jump in ("", "none") else jump,
         identity_agent=None if agent in ("", "SSH_AUTH_SOCK", "none") else str(Path(agent).expanduser()),
         identity_files=tuple(str(Path(name).expanduser()) for name in values.get("identityfile", [])),
     )
+
+
+def jump_of(connection: Connection) -> Connection | None:
+    """The connection to the jump host that a node is reached through, or None.
+
+    Raises:
+        UnreachableError: there is more than one jump, or its host key is not pinned.
+    """
+    jump = connection.proxy_jump
+    if jump is None:
+        return None
+    if "," in jump:
+        raise UnreachableError(
+            f"expected one jump host, found {jump}",
+            node=connection.node,
+            step="ssh configuration (ProxyJump)",
+            do="pulumi-command goes through one jump host at most",
+        )
+    user, _, place = jump.removeprefix("ssh://").rpartition("@")
+    host, _, port = place.partition(":")
+    spec = ConnectionSpec(
+        node=f"{connection.node} (jump host {host})",
+        address=host,
+        user=user,
+        port=int(port) if port.isdigit() else None,
+        ssh_config=connection.spec.ssh_config,
+    )
+    return resolve(spec, render_only=connection.pin == UNPINNED)
 
 
 def parse_ssh_g(text: str) -> dict[str, list[str]]:
