@@ -29,7 +29,7 @@ from tests.lab.deployment import (
     copy_checkout,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.lab
 
 HOSTS = ("spark-a", "spark-b")
 COMPILERS = ("/usr/bin/g++", "/usr/bin/c++", "/usr/bin/gcc", "/usr/bin/cc")

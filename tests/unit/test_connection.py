@@ -18,6 +18,7 @@ from spark_core.transport.connection import (
     Connection,
     ConnectionSpec,
     choose_pin,
+    jump_of,
     parse_ssh_g,
     resolve,
 )
@@ -28,7 +29,7 @@ SPEC = ConnectionSpec(node="spark-a", address="10.1.230.180", user="aurora", hos
 
 
 def connection(**changes: object) -> Connection:
-    base = Connection(SPEC, "10.1.230.180", 22, ED25519, None, None, ("/home/someone/.ssh/id_ed25519",))
+    base = Connection(SPEC, "10.1.230.180", "aurora", 22, ED25519, None, None, ("/home/someone/.ssh/id_ed25519",))
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -213,6 +214,37 @@ def test_a_plan_that_is_only_rendered_gets_a_pin_that_no_host_can_show(ssh_confi
 def test_a_plan_that_is_only_rendered_needs_no_configuration_file(tmp_path: Path) -> None:
     found = resolve(replace(SPEC, ssh_config=str(tmp_path / "none")), render_only=True)
     assert found.spec.ssh_config is None
+
+
+def test_without_a_user_in_the_settings_the_configuration_s_one_is_told(ssh_config: Path) -> None:
+    ssh_config.write_text("Host *\n  User someone\n" + ssh_config.read_text())
+    assert resolve(spec(ssh_config, user="", host_key=ED25519)).user == "someone"
+    assert resolve(spec(ssh_config, host_key=ED25519)).user == "aurora"
+
+
+def test_a_node_that_is_reached_directly_has_no_jump_host() -> None:
+    assert jump_of(connection()) is None
+
+
+def test_a_jump_host_is_resolved_and_pinned_like_a_node(ssh_config: Path, host_keys: dict[str, str]) -> None:
+    (ssh_config.parent / "known_hosts").write_text(f"[10.0.0.1]:2200 {host_keys['ed25519']}\n")
+    jump = jump_of(connection(spec=spec(ssh_config), proxy_jump="admin@10.0.0.1:2200"))
+    assert jump is not None
+    assert (jump.node, jump.user, jump.host_name, jump.port) == ("spark-a (jump host 10.0.0.1)", "admin", "10.0.0.1", 2200)
+    assert jump.pin == host_keys["ed25519"]
+
+
+def test_a_jump_host_without_a_pin_is_refused(ssh_config: Path) -> None:
+    with pytest.raises(UnreachableError) as refused:
+        jump_of(connection(spec=spec(ssh_config), proxy_jump="10.0.0.1"))
+    assert refused.value.node == "spark-a (jump host 10.0.0.1)"
+    assert refused.value.step == "host key (nodes[].host_key)"
+
+
+def test_two_jumps_are_refused(ssh_config: Path) -> None:
+    with pytest.raises(UnreachableError) as refused:
+        jump_of(connection(spec=spec(ssh_config), proxy_jump="a,b"))
+    assert "expected one jump host, found a,b" in refused.value.line
 
 
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_core.errors import SettingsError
 from spark_core.group import (
     GroupFiles,
     GroupPlan,
@@ -25,6 +26,7 @@ from spark_core.group import (
 from spark_core.journal import StackFolder
 from spark_core.settings import ServingSettings, Settings, read_settings
 from spark_runtime import supervisor
+from spark_runtime.vllm_server import _OURS
 from tests.config_cases import apply_change, load_base
 
 IMAGE = "sha256:" + "a" * 64
@@ -270,9 +272,18 @@ def test_the_supervisor_itself_takes_what_the_plan_renders(rank: int, monkeypatc
     assert (str(settings.api_key_file) == "/run/secrets/spark-vllm/api_key") is (rank == 0)
 
 
-@pytest.mark.parametrize("flag", sorted(OWN_FLAGS))
-def test_what_the_supervisor_refuses_to_pass_on_is_refused_by_the_settings_first(flag: str) -> None:
-    assert refused_arguments([flag]) == [] or flag in OWN_FLAGS
+@pytest.mark.parametrize("flag", sorted(_OURS))
+@pytest.mark.parametrize("shape", ["{}", "{}=x"])
+def test_what_the_supervisor_refuses_to_pass_on_is_refused_by_the_settings_first(flag: str, shape: str) -> None:
+    for spelling in (flag, flag[:2] + flag[2:].replace("-", "_")):
+        with pytest.raises(SettingsError):
+            settings_with({"groups.main.serving.extra_args": [shape.format(spelling)]})
+
+
+@pytest.mark.parametrize("flag", ["-tp", "-pp", "--tensor_parallel_size", "--max_model_len"])
+def test_other_spellings_of_a_setting_are_refused_in_extra_args(flag: str) -> None:
+    with pytest.raises(SettingsError):
+        settings_with({"groups.main.serving.extra_args": [flag, "4"]})
 
 
 def test_a_plan_can_be_written_as_json() -> None:

@@ -1,0 +1,114 @@
+"""Nodes behind an ``ssh`` of the tests: sessions run on fake hosts of this machine, each step can be made to fail."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.fake_host import FakeHost
+
+SCRIPT = Path(__file__).parent / "fixtures" / "fake_ssh_program.py"
+
+
+class FakeSsh:
+    """Fake nodes and the ``ssh`` that reaches them.
+
+    Attributes:
+        programs: Folder with ``ssh``; it must come first on the ``PATH``.
+        home: A home folder for who runs ``ssh``; control sockets lie below it.
+        hosts: The fake host of each node.
+    """
+
+    def __init__(self, base: Path, nodes: list[str]) -> None:
+        self.base = base
+        self.programs = base / "programs"
+        self.home = base / "home"
+        for folder in (self.programs, self.home, base / "node-programs"):
+            folder.mkdir(parents=True)
+        text = f"#!{sys.executable} -IS\n{SCRIPT.read_text()}"
+        for path in (self.programs / "ssh", base / "node-programs" / "sudo", base / "node-programs" / "id"):
+            path.write_text(text)
+            path.chmod(0o755)
+        self.hosts = {name: FakeHost(base / name, name) for name in nodes}
+        self._listeners: dict[str, socket.socket] = {}
+        self._ports: dict[str, int] = {}
+        entries = {}
+        for name, host in self.hosts.items():
+            self._listen(name)
+            entries[name] = {
+                "addresses": [name], "port": self._ports[name], "programs": str(host.programs), "home": str(host.base / "home"),
+                "user": "user", "sudo": "free",
+            }  # fmt: skip
+        self._write(entries)
+
+    def __enter__(self) -> FakeSsh:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+
+    def port(self, node: str) -> int:
+        """Port at which the node's sshd seems to listen."""
+        return self._ports[node]
+
+    def masters(self, node: str) -> list[str]:
+        """Control path of each master connection that was opened."""
+        return self._lines(f"{node}.masters")
+
+    def lines(self, node: str) -> list[str]:
+        """The line of each session."""
+        return self._lines(f"{node}.lines")
+
+    def sudo_calls(self, node: str) -> list[str]:
+        """The words of each call of sudo."""
+        return self._lines(f"{node}.sudo")
+
+    def be(self, node: str, user: str, sudo: str = "free") -> None:
+        """Who logs in, and whether sudo is ``free`` or asks for this password."""
+        self._change(node, user=user, sudo=sudo)
+
+    def refuse_login(self, node: str, stderr: str) -> None:
+        self._change(node, login_error=stderr)
+
+    def break_sessions(self, node: str, stderr: str) -> None:
+        self._change(node, session_error=stderr)
+
+    def move(self, node: str, address: str) -> None:
+        """Give the node another address; nobody answers at the old one."""
+        self._change(node, addresses=[address])
+
+    def kill(self, node: str) -> None:
+        """Nothing of the node answers any more."""
+        self._listeners.pop(node).close()
+        self._change(node, dead=True)
+
+    def mend(self, node: str) -> None:
+        """The node answers again."""
+        if node not in self._listeners:
+            self._listen(node)
+        self._change(node, dead=False, session_error="", port=self._ports[node])
+
+    def _listen(self, node: str) -> None:
+        listener = socket.create_server(("127.0.0.1", self._ports.get(node, 0)), backlog=64)
+        self._listeners[node] = listener
+        self._ports[node] = listener.getsockname()[1]
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.base / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def _change(self, node: str, **values: Any) -> None:
+        entries: dict[str, Any] = json.loads((self.base / "nodes.json").read_text())
+        self._write(entries | {node: entries[node] | values})
+
+    def _write(self, entries: dict[str, Any]) -> None:
+        beside = self.base / "nodes.new"
+        beside.write_text(json.dumps(entries))
+        beside.replace(self.base / "nodes.json")
