@@ -10,10 +10,10 @@ if str(PROJECT) not in sys.path[:1]:
     sys.path.insert(0, str(PROJECT))
 
 from spark_core.errors import SparkError  # noqa: E402
-from spark_core.project import require_own_packages  # noqa: E402
+from spark_core.project import require_own_packages, root_of_run  # noqa: E402
 
 try:
-    require_own_packages(PROJECT, Path(pulumi.get_root_directory() or PROJECT))
+    require_own_packages(PROJECT, root_of_run(pulumi.get_root_directory()))
 except SparkError as refused:
     raise pulumi.RunError(refused.render()) from None
 
@@ -68,6 +68,7 @@ cluster = VllmRayCluster(
         group=group_name,
         nodes=nodes,
         image_id=image.image_id,
+        image_identity=image.identity,
         files=files.placed(weights.folders),
         make_way=stack.make_way,
     ),

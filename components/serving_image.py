@@ -50,5 +50,6 @@ class ServingImage(pulumi.ComponentResource):
             nodes=[node.args.node.name for node in args.nodes],
             opts=pulumi.ResourceOptions(parent=self, depends_on=[node.host for node in args.nodes]),
         )
+        self.identity = known or str(image.registry)
         self.image_id = pulumi.Output.from_input(known) if known else self.copy.found_id
         self.register_outputs({"image_id": self.image_id})

@@ -42,6 +42,8 @@ class VllmRayClusterArgs:
     """All nodes of the stack by name."""
     image_id: pulumi.Output[str]
     """Local id of the serving image."""
+    image_identity: str
+    """What stands for the image in the deployment's id; known also before the image is on any node."""
     files: GroupFiles
     """Where runtime, patches and weights lie."""
     make_way: Callable[[str, str], None]
@@ -66,9 +68,7 @@ class VllmRayCluster(pulumi.ComponentResource):
         self._group = args.settings.groups[args.group]
         members = [args.nodes[node] for node in self._group.nodes]
         key = self._api_key(name, members[0])
-        plan = args.image_id.apply(
-            lambda image_id: plan_group(args.settings, args.group, args.stack, image_id, args.files)
-        )
+        plan = plan_group(args.settings, args.group, args.stack, args.image_identity, args.files)
         containers = [self._container(name, rank, node, plan, key) for rank, node in enumerate(members)]
         gate = self._gate(name, members, plan, containers, key)
         self.endpoint = pulumi.Output.all(gate.id, public_endpoint(args.settings, args.group)).apply(lambda v: str(v[1]))
@@ -92,7 +92,7 @@ class VllmRayCluster(pulumi.ComponentResource):
         )
 
     def _container(
-        self, name: str, rank: int, node: SparkNode, plan: pulumi.Output[GroupPlan], key: ApiKey | None
+        self, name: str, rank: int, node: SparkNode, plan: GroupPlan, key: ApiKey | None
     ) -> docker.Container:
         args = self._args
         on_node = pulumi.ResourceOptions(
@@ -109,7 +109,7 @@ class VllmRayCluster(pulumi.ComponentResource):
             labels=labels,
             opts=on_node,
         )
-        spec = plan.apply(lambda value: value.containers[rank])
+        spec = plan.containers[rank]
         hook = pulumi.ResourceHook(
             f"{name}-{node.args.node.name}-make-way", lambda _: args.make_way(node.args.node.name, rank_name)
         )
@@ -117,16 +117,16 @@ class VllmRayCluster(pulumi.ComponentResource):
             f"{name}-{node.args.node.name}",
             name=rank_name,
             image=args.image_id,
-            entrypoints=spec.apply(lambda s: list(s.entrypoint)),
-            command=spec.apply(lambda s: list(s.command)),
-            envs=spec.apply(lambda s: list(s.environment)),
-            labels=spec.apply(_labels),
-            mounts=pulumi.Output.all(spec, volume.name).apply(lambda v: _mounts(v[0])),
-            devices=spec.apply(_devices),
-            gpus=spec.apply(lambda s: s.gpus),
-            capabilities=spec.apply(_capabilities),
-            ulimits=spec.apply(_ulimits),
-            healthcheck=spec.apply(_healthcheck),
+            entrypoints=list(spec.entrypoint),
+            command=list(spec.command),
+            envs=list(spec.environment),
+            labels=_labels(spec),
+            mounts=_mounts(spec),
+            devices=_devices(spec),
+            gpus=spec.gpus,
+            capabilities=_capabilities(spec),
+            ulimits=_ulimits(spec),
+            healthcheck=_healthcheck(spec),
             network_mode="host",
             ipc_mode="private",
             shm_size=self._group.serving.shm_size_mib,
@@ -139,7 +139,7 @@ class VllmRayCluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions.merge(
                 on_node,
                 pulumi.ResourceOptions(
-                    depends_on=[*args_dependencies(key)],
+                    depends_on=[volume, *args_dependencies(key)],
                     delete_before_replace=True,
                     # The provider takes a change of these and does nothing with it.
                     replace_on_changes=["healthcheck"],
@@ -152,7 +152,7 @@ class VllmRayCluster(pulumi.ComponentResource):
         self,
         name: str,
         members: Sequence[SparkNode],
-        plan: pulumi.Output[GroupPlan],
+        plan: GroupPlan,
         containers: Sequence[docker.Container],
         key: ApiKey | None,
     ) -> EndpointGate:
@@ -170,7 +170,7 @@ class VllmRayCluster(pulumi.ComponentResource):
                 }
                 for rank, node in enumerate(members)
             ],
-            deployment=plan.apply(lambda value: value.deployment),
+            deployment=plan.deployment,
             endpoint=public_endpoint(args.settings, args.group),
             model=self._group.model.served_name,
             key_path=key_path(members[0].folder, args.group) if key is not None else "",

@@ -40,7 +40,6 @@ from an environment variable.
 SECRETS: dict[str, str] = {
     "api_key": "the API key of the endpoint; only if a group's `serving.api_key` is `own`",
     "sudo_password": "the deploy user's sudo password, the same on every node; only where sudo asks for one",
-    "hf_token": "reserved for downloads from the Hugging Face hub, which are not there yet; nothing reads it",
 }
 
 RULES = """## Rules across settings

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_core.errors import CommandError, ObservationError
-from spark_core.journal import JournalEntry, StackFolder, read_journal, record, record_file, undo
+from spark_core.journal import JournalEntry, StackFolder, record, record_file, undo
 from spark_core.settings.fabric import FabricInterface
 from spark_core.transport.base import Transport, command, parse_sections, run_checked, script
 from spark_core.transport.ssh import write_file
@@ -67,6 +67,17 @@ def observe_fabric(transport: Transport) -> FabricFacts:
     except (KeyError, ValueError, TypeError) as error:
         raise ObservationError("expected a list of interfaces from ip -j, found something else",
                                where=transport.node) from error  # fmt: skip
+
+
+def observe_link_parameters(transport: Transport, netdev: str) -> dict[str, str]:
+    """Kernel parameters of one interface by their path below /proc/sys/net; networkd changes some of them."""
+    text = run_checked(
+        transport,
+        script('cd /proc/sys/net; for f in ipv[46]/conf/"$1"/* ipv[46]/neigh/"$1"/*; do [ -r "$f" ] || continue; '
+               'value=$(cat "$f" 2>/dev/null) || continue; printf "%s=%s\\n" "$f" "$value"; done', netdev),
+        purpose=f"expected to read the kernel parameters of {netdev}",
+    )  # fmt: skip
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def parse_fabric(text: str) -> FabricFacts:
@@ -173,7 +184,13 @@ def apply_fabric(
     if observe_netplan_file(transport, path) != text:
         record_file(transport, folder, path)
     for interface in interfaces:
-        record(transport, folder, JournalEntry("link", interface.netdev, str(facts.links[interface.netdev].mtu_bytes)))
+        link = facts.links[interface.netdev]
+        parameters = observe_link_parameters(transport, interface.netdev)
+        record(
+            transport,
+            folder,
+            JournalEntry("link", interface.netdev, str(link.mtu_bytes), addresses=link.addresses, parameters=parameters),
+        )
     run_checked(transport, write_file(path, text.encode(), mode="0600", sudo=True), purpose=f"expected to write {path}")
     _netplan_apply(transport)
     for interface in interfaces:  # networkd does not take back an MTU that somebody set by hand
@@ -192,24 +209,8 @@ def apply_fabric(
 
 
 def undo_fabric(transport: Transport, folder: StackFolder, netdevs: Sequence[str], path: str) -> None:
-    """Take our file away (or put the earlier one back), and the addresses and MTU that came from it."""
-    journalled = {(entry.kind, entry.target) for entry in read_journal(transport, folder)}
-    if ("file", path) in journalled:
-        ours = _addresses_of_file(observe_netplan_file(transport, path) or "")
-        undo(transport, folder, [("file", path)])
-        _netplan_apply(transport)
-        links = observe_fabric(transport).links
-        still_declared = observe_netplan_file(transport, path) or ""
-        for netdev in netdevs:
-            # networkd leaves the addresses of an interface that it no longer manages.
-            for address in links[netdev].addresses if netdev in links else ():
-                if address in ours and address not in still_declared:
-                    transport.run(command("ip", "address", "del", address, "dev", netdev, sudo=True))
-    undo(transport, folder, [("link", netdev) for netdev in netdevs])
-
-
-def _addresses_of_file(text: str) -> list[str]:
-    return [line.strip().removeprefix("- ") for line in text.splitlines() if line.strip().startswith("- ")]
+    """Take our file away (or put the earlier one back), and the addresses, MTU and parameters that came from it."""
+    undo(transport, folder, [("file", path), *(("link", netdev) for netdev in netdevs)])
 
 
 def _netplan_apply(transport: Transport) -> None:

@@ -10,18 +10,36 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from spark_core.errors import ObservationError, SparkError
+from spark_core.errors import CommandError, ObservationError, SparkError
 from spark_core.transport.base import Command, Transport, command, parse_sections, run_checked, script
 from spark_core.transport.ssh import write_file
 
 Kind = Literal["sysctl", "file", "link"]
 
 _READ = 'cd "$1" 2>/dev/null || exit 0; for f in *.json; do [ -e "$f" ] || continue; echo "=== $f"; cat "$f"; echo; done'
+
+
+# networkd leaves addresses and kernel parameters of an interface that it no longer manages. A link that is gone (an
+# uncabled port of a Spark has no device at all) needs no putting back.
+_UNDO_LINK = """
+dev=$1 mtu=$2 keep=" $3 "; shift 3
+[ -e "/sys/class/net/$dev" ] || exit 0
+ip -o -4 address show dev "$dev" | while read -r _ _ _ address _; do
+  case "$keep" in *" $address "*) ;; *) ip address del "$address" dev "$dev" ;; esac
+done
+ip link set dev "$dev" mtu "$mtu"
+for pair in "$@"; do
+  file="/proc/sys/net/${pair%%=*}"
+  [ ! -w "$file" ] || [ "$(cat "$file" 2>/dev/null)" = "${pair#*=}" ] || echo "${pair#*=}" 2>/dev/null > "$file" || true
+done
+"""
+_NETPLAN_APPLY_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,8 @@ class JournalEntry:
         old: The value before: text of the sysctl, base64 of the file or None if there was none, MTU of the link.
         mode: Octal mode of the file before.
         owner: ``user:group`` of the file before.
+        addresses: IPv4 addresses of the link before.
+        parameters: Kernel parameters of the link before, by their path below /proc/sys/net.
         at: Unix time, for the order of undoing.
     """
 
@@ -42,6 +62,8 @@ class JournalEntry:
     old: str | None
     mode: str | None = None
     owner: str | None = None
+    addresses: Sequence[str] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
     at: float = 0.0
 
     @property
@@ -176,7 +198,8 @@ def undo_commands(entry: JournalEntry) -> list[Command]:
     if entry.kind == "sysctl":
         return [command("sysctl", "-q", "-w", f"{entry.target}={entry.old}", sudo=True)]
     if entry.kind == "link":
-        return [command("ip", "link", "set", "dev", entry.target, "mtu", str(entry.old), sudo=True)]
+        pairs = [f"{path}={value}" for path, value in sorted(entry.parameters.items())]
+        return [script(_UNDO_LINK, entry.target, str(entry.old), " ".join(entry.addresses), *pairs, sudo=True)]
     if entry.old is None:
         return [command("rm", "-f", "--", entry.target, sudo=True)]
     restore = write_file(entry.target, base64.b64decode(entry.old), mode=entry.mode or "0600", sudo=True)
@@ -192,26 +215,40 @@ def undo(transport: Transport, folder: StackFolder, targets: Sequence[tuple[Kind
     Returns:
         What was put back, for the person.
     """
-    done = []
-    for entry in reversed(read_journal(transport, folder)):
-        if targets is not None and (entry.kind, entry.target) not in targets:
-            continue
-        for cmd in undo_commands(entry):
-            result = transport.run(cmd)
-            # A link that is gone (cable pulled: a Spark then has no device at all) needs no putting back.
-            if not result.ok and not (entry.kind == "link" and "Cannot find device" in result.stderr):
-                raise SparkError(
-                    f"expected to put {entry.kind} {entry.target} back, found: {result.stderr.strip()[-200:]}",
-                    where=transport.node,
-                    do="run destroy again; the old value is still in the journal",
-                )
+    chosen = [
+        entry
+        for entry in reversed(read_journal(transport, folder))
+        if targets is None or (entry.kind, entry.target) in targets
+    ]
+    # Links last: as long as netplan still has our file, networkd would put our addresses on them again.
+    files = [entry for entry in chosen if entry.kind != "link"]
+    done = [_put_back(transport, entry) for entry in files]
+    if any(entry.target.startswith("/etc/netplan/") for entry in files):
+        run_checked(
+            transport,
+            command("netplan", "apply", sudo=True, timeout_s=_NETPLAN_APPLY_TIMEOUT_S),
+            purpose="expected netplan to apply what is left without our file",
+        )
+    done += [_put_back(transport, entry) for entry in chosen if entry.kind == "link"]
+    for entry in chosen:  # only now: a run that is killed before this undoes all of it again
         run_checked(
             transport,
             command("rm", "-f", "--", f"{folder.journal}/{entry.file_name}"),
             purpose="expected to forget a journal entry",
         )
-        done.append(f"{entry.kind} {entry.target}")
     return done
+
+
+def _put_back(transport: Transport, entry: JournalEntry) -> str:
+    for cmd in undo_commands(entry):
+        result = transport.run(cmd)
+        if not result.ok:
+            raise SparkError(
+                f"expected to put {entry.kind} {entry.target} back, found: {result.stderr.strip()[-200:]}",
+                where=transport.node,
+                do="run destroy again; the old value is still in the journal",
+            )
+    return f"{entry.kind} {entry.target}"
 
 
 def close_journal(transport: Transport, folder: StackFolder) -> list[str]:
@@ -219,6 +256,8 @@ def close_journal(transport: Transport, folder: StackFolder) -> list[str]:
 
     The weights cache, which stacks share, is kept; the empty root folder is not.
     """
+    if not re.fullmatch(r"/.*/stacks/[^/]+", folder.path):
+        raise CommandError(f"expected the folder of a stack, found {folder.path}", where=transport.node)
     done = undo(transport, folder)
     if not transport.run(command("rm", "-rf", "--", folder.path, timeout_s=120)).ok:
         # A container's root can leave a folder that the deploy user alone cannot remove.

@@ -1,4 +1,4 @@
-"""What all tiers share: the project folder on the module path, and properties that give the same cases every time."""
+"""For all tiers: the project folder on the module path, and properties with the same cases every time."""
 
 from __future__ import annotations
 

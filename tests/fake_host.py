@@ -1,7 +1,8 @@
-"""A host whose network, kernel parameters and Docker daemon are a file of JSON, seen through programs of the same names.
+"""A host whose network, kernel parameters and Docker daemon are a file of JSON, seen through programs.
 
-The programs are one Python script under several names. It keeps everything in one state file under a lock, so that
-several commands may run at a time; ``netplan`` reads the folder of netplan files that the tests name.
+The programs are one Python script under several names. It keeps everything in one state file under a lock,
+so that several commands may run at a time; ``netplan`` reads the folder of netplan files that the tests
+name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ class FakeHost:
         self.programs.mkdir(parents=True)
         (base / "netplan").mkdir()
         self._state = base / "state.json"
-        self.write({"links": {}, "sysctls": {}, "containers": {}, "volumes": {}, "images": {}, "registry": {}, "calls": []})
+        self.write(
+            {
+                "links": {},
+                "sysctls": {},
+                "containers": {},
+                "volumes": {},
+                "images": {},
+                "registry": {},
+                "calls": [],
+            }
+        )
         for program in PROGRAMS:
             self._install(program, f"#!{sys.executable} -IS\n{SCRIPT.read_text()}")
         for program, text in SHORT.items():
@@ -83,7 +94,9 @@ class FakeHost:
 
     def set_container(self, name: str, **values: Any) -> None:
         """Put a container onto the host, in the words of ``docker inspect``."""
-        self.change(containers=self.read()["containers"] | {name: {"Id": f"id-of-{name}", "Running": True, **values}})
+        self.change(
+            containers=self.read()["containers"] | {name: {"Id": f"id-of-{name}", "Running": True, **values}}
+        )
 
     def netplan_refuses(self, words: str) -> None:
         self.change(netplan_error=words)

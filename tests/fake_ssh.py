@@ -1,4 +1,4 @@
-"""Nodes behind an ``ssh`` of the tests: sessions run on fake hosts of this machine, each step can be made to fail."""
+"""Nodes behind an ``ssh`` of the tests: sessions run on fake hosts, each step can be made to fail."""
 
 from __future__ import annotations
 
@@ -39,10 +39,15 @@ class FakeSsh:
         entries = {}
         for name, host in self.hosts.items():
             self._listen(name)
+            (host.base / "home").mkdir()
             entries[name] = {
-                "addresses": [name], "port": self._ports[name], "programs": str(host.programs), "home": str(host.base / "home"),
-                "user": "user", "sudo": "free",
-            }  # fmt: skip
+                "addresses": [name],
+                "port": self._ports[name],
+                "programs": str(host.programs),
+                "home": str(host.base / "home"),
+                "user": "user",
+                "sudo": "free",
+            }
         self._write(entries)
 
     def __enter__(self) -> FakeSsh:

@@ -1,8 +1,8 @@
 """A node that is a folder of this machine: commands run here for real, root's ones without ``sudo``.
 
-Observation and change are thereby tested with the very scripts that a node runs, on real files. Programs that would
-touch the machine itself (``docker``, ``ip``, ``sysctl``, ``netplan``) are replaced by small scripts, put first on the
-``PATH`` of the commands.
+Observation and change are thereby tested with the very scripts that a node runs, on real files. Programs
+that would touch the machine itself (``docker``, ``ip``, ``sysctl``, ``netplan``) are replaced by small
+scripts, put first on the ``PATH`` of the commands.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ class LocalNode:
         environment = dict(os.environ)
         if self.programs is not None:
             environment["PATH"] = f"{self.programs}:{environment['PATH']}"
-        # The python of the tests stands for the node's: a version manager's shim would take its time for each command.
+        # The python of the tests stands for the node's: a version manager's shim would take its
+        # time for each command.
         words = [sys.executable if word == "python3" else word for word in cmd.argv[:1]] + list(cmd.argv[1:])
         done = subprocess.run(
             words, input=cmd.stdin, capture_output=True, timeout=60, check=False, env=environment
         )
-        return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        return Result(
+            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
 
     def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
         return self.run(Command(cmd.argv, cmd.sudo, b"".join(chunks), cmd.timeout_s))

@@ -7,7 +7,7 @@ The settings, each only if the person gave no value of their own:
   the state holds that salt already; in the checkout this would change a committed file, differently for every
   backend. The file itself is read where it holds encrypted values or names another secrets provider, and with
   `--config`, whose purpose is to write that file.
-- destroy does not refresh. `options: refresh: always` in Pulumi.yaml holds for destroy too, which would then
+- destroy neither refreshes nor runs the program. `options: refresh: always` in Pulumi.yaml holds for destroy too, which would then
   ask every node and every Docker daemon first and could never remove what a dead node leaves behind.
 
 It replaces itself with the real program, so process ids, signals and exit codes are the real ones.
@@ -137,6 +137,10 @@ def settings_for(words: Sequence[str], environ: Mapping[str, str], cwd: Path) ->
         and "PULUMI_OPTION_REFRESH" not in environ
     ):
         added["PULUMI_OPTION_REFRESH"] = "false"
+    if call.command in DESTROYS and "--run-program" not in call.flags:
+        # ./env has the program run first everywhere else; here its preflight would refuse to take away what a pulled
+        # cable or a full disk has broken.
+        added["PULUMI_OPTION_RUN_PROGRAM"] = "false"
     if (
         call.command not in READS_STACK_FILE
         or call.flags & {"-c", "--config", "--config-file", "--remote"}

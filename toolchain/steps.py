@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,6 +81,24 @@ def run_command(main: Callable[[], int]) -> int:
         return 1
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keep an interrupt back until the process that is being started has a name by which it can be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _frame: held.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held:
+            raise KeyboardInterrupt
+
+
 def quietly(
     what: str,
     argv: Sequence[str],
@@ -94,17 +113,19 @@ def quietly(
     The tool and its children form a group of their own, so that stopping us stops all of them.
     """
     start = time.monotonic()
-    process = subprocess.Popen(
-        list(argv),
-        cwd=cwd,
-        env=None if env is None else dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process: subprocess.Popen[str] | None = None
     try:
+        with _interrupts_held():
+            process = subprocess.Popen(
+                list(argv),
+                cwd=cwd,
+                env=None if env is None else dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         while True:
             try:
                 output, _ = process.communicate(timeout=HEARTBEAT_S)
@@ -112,14 +133,14 @@ def quietly(
             except subprocess.TimeoutExpired:
                 taken = time.monotonic() - start
                 if taken > limit_s:
-                    raise Stop(
-                        f"{what}: not done after {duration(taken)}; run the same command again to go on"
-                    ) from None
+                    late = f"{what}: not done after {duration(taken)}; run the same command again to go on"
+                    raise Stop(late) from None
                 say(f"  {what}: {duration(taken)} so far")
     except BaseException:
-        _end_group(process)
-        if process.stdout is not None:
-            process.stdout.close()
+        if process is not None:
+            _end_group(process)
+            if process.stdout is not None:
+                process.stdout.close()
         raise
     if process.returncode != 0:
         shown = "\n".join("  " + line for line in output.strip().splitlines()[-SHOWN_LINES:])
@@ -144,11 +165,14 @@ def openly(what: str, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str],
 
     It gets the terminal's Ctrl-C directly; a kill is passed on as the same. We wait for it to tidy up.
     """
-    process = subprocess.Popen(list(argv), cwd=cwd, env=dict(env))
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with _interrupts_held():
+            process = subprocess.Popen(list(argv), cwd=cwd, env=dict(env))
         status = process.wait()
     except KeyboardInterrupt:
-        _wait_for_end(process)
+        if process is not None:
+            _wait_for_end(process)
         raise
     if status != 0:
         advice = f"; {remedy}" if remedy else ""

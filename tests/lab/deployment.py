@@ -30,10 +30,10 @@ FABRIC = "enp1s0f1np1"
 # What a host is, apart from what changes by itself. Caches (weights, hashes, images) are kept by destroy and named there.
 _SNAPSHOT = r"""
 echo '## etc'; find /etc -xdev \( -type f -o -type l \) ! -name '*.lock' -printf '%p %m %u:%g %l ' -exec sh -c '[ -L "$1" ] || sha256sum < "$1"' _ {} \; -print0 | tr '\0' '\n'
-echo '## units'; systemctl list-unit-files --no-legend --no-pager | sort; systemctl list-units --type=service --state=running --no-legend --no-pager --plain | cut -d' ' -f1 | grep -v -e '^session-' -e '^user@' -e '^user-runtime' | sort
+echo '## units'; systemctl list-unit-files --no-legend --no-pager | grep -v transient | sort; systemctl list-units --type=service --state=running --no-legend --no-pager --plain | cut -d' ' -f1 | grep -v -e '^session-' -e '^user@' -e '^user-runtime' | sort
 echo '## sysctls'; find /proc/sys/net -type f -readable 2>/dev/null | grep -v -e /route/flush -e nf_conntrack_count -e stable_secret | sort | while read -r f; do printf '%s = ' "$f"; tr '\n\t' '  ' < "$f" 2>/dev/null; echo; done
 echo '## links'; ip -j address show | python3 -c 'import json,sys
-for i in json.load(sys.stdin): print(i["ifname"], i["mtu"], sorted(a["local"] for a in i["addr_info"] if a["family"] == "inet"), "UP" in i["flags"])'
+for i in json.load(sys.stdin): print(i["ifname"], i["mtu"], sorted(a["local"] for a in i["addr_info"]), "UP" in i["flags"])'
 echo '## filters'; nft list ruleset
 echo '## users'; cat /etc/passwd /etc/group
 echo '## containers'; docker ps -a --format '{{.Names}}'; docker volume ls -q

@@ -94,10 +94,8 @@ def test_an_engine_that_dies_on_its_first_completion_fails_the_up_though_health_
     deployment: Deployment, pristine: dict[str, dict[str, list[str]]]
 ) -> None:
     assert pristine["spark-a"]["etc"]
-    environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # inductor on
-    present = deployment.on("spark-a", "ls " + " ".join(COMPILERS) + " 2>/dev/null || true").split()
-    assert isinstance(present, list)
-    deployment.configure({"environment": environment, "mounts": [*lab_mounts(), *compilers_hidden()]})
+    inductor_on = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "0", "VLLM_CACHE_ROOT": "/opt/vllm/cache"}
+    deployment.configure({"environment": inductor_on, "mounts": [*lab_mounts(), *compilers_hidden()]})
     outcome = deployment.up()
     assert outcome.code != 0, outcome.text[-3000:]
     assert "first completion" in outcome.text, outcome.text[-3000:]
@@ -111,8 +109,8 @@ def test_destroy_after_a_failed_up_leaves_the_hosts_as_they_were(
 ) -> None:
     outcome = deployment.destroy()
     assert outcome.code == 0, outcome.text[-3000:]
-    for host in HOSTS:
-        assert differences(pristine[host], deployment.snapshot(host)) == []
+    left = {host: differences(pristine[host], deployment.snapshot(host)) for host in HOSTS}
+    assert left == {host: [] for host in HOSTS}, json.dumps(left, indent=1)
 
 
 # The good deployment.
@@ -329,7 +327,8 @@ def test_a_dead_host_is_named_in_one_clear_line_by_preview_up_and_destroy(deploy
         assert "Traceback" not in outcome.text
         assert "docker.example.com" not in outcome.text and "dial-stdio" not in outcome.text
     assert deployment.containers("spark-a") == head
-    assert differences(before, deployment.snapshot("spark-a")) == []
+    changed = differences(before, deployment.snapshot("spark-a"))
+    assert changed == [], json.dumps(changed, indent=1)
     if fault == "power":
         deployment.lab("power-on", "spark-b")
     else:
@@ -343,8 +342,8 @@ def test_destroy_puts_back_what_was_there_also_when_a_container_is_gone_already(
     outcome = deployment.destroy()
     assert outcome.code == 0, outcome.text[-3000:]
     assert "kept" in outcome.text and ".spark-vllm/weights" in outcome.text
-    for host in HOSTS:
-        assert differences(pristine[host], deployment.snapshot(host)) == []
+    left = {host: differences(pristine[host], deployment.snapshot(host)) for host in HOSTS}
+    assert left == {host: [] for host in HOSTS}, json.dumps(left, indent=1)
 
 
 def test_a_second_destroy_finds_nothing_to_do(deployment: Deployment) -> None:

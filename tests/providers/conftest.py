@@ -43,7 +43,9 @@ class Deployment:
     def servicer(self) -> Servicer:
         """The servicer of this run of Pulumi."""
         if self._servicer is None:
-            self._servicer = self._stack.enter_context(Servicer(self.config, self.ssh.programs, self.ssh.home))
+            self._servicer = self._stack.enter_context(
+                Servicer(self.config, self.ssh.programs, self.ssh.home)
+            )
         return self._servicer
 
     def connection(self, name: str = "spark-a") -> dict[str, Any]:
@@ -92,7 +94,12 @@ def journal_props(deployment: Deployment) -> Callable[[str], dict[str, Any]]:
     """Inputs of the journal of a node."""
 
     def props(node: str = "spark-a") -> dict[str, Any]:
-        return {"node": node, "connection": deployment.connection(node), "stack": "dev", "root": deployment.root(node),
-                "groups": ["main"]}  # fmt: skip
+        return {
+            "node": node,
+            "connection": deployment.connection(node),
+            "stack": "dev",
+            "root": deployment.root(node),
+            "groups": ["main"],
+        }
 
     return props

@@ -1,7 +1,7 @@
 """The engine's side of a dynamic provider: the SDK's own servicer in its own process, spoken to over gRPC.
 
-The servicer is started as Pulumi starts it, with the project folder as its working folder. Properties are what the
-engine keeps: no value that is None, numbers as floats, ``__provider`` beside them.
+The servicer is started as Pulumi starts it, with the project folder as its working folder. Properties are
+what the engine keeps: no value that is None, numbers as floats, ``__provider`` beside them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ class Servicer:
 
     def __init__(self, config: Mapping[str, Any], programs: Path, home: Path) -> None:
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("PULUMI_", "PYTHON"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("PULUMI_", "PYTHON"))
+            },
             "PULUMI_PROJECT": "spark-vllm",
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(home),
@@ -51,15 +55,21 @@ class Servicer:
         self._log = (home / "servicer.log").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-m", "pulumi.dynamic"],
-            cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
-        )  # fmt: skip
+            cwd=PROJECT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
         if self._process.stdout is None:
             raise AssertionError("a process without standard output")
         port = int(self._process.stdout.readline())
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         self._stub = provider_pb2_grpc.ResourceProviderStub(self._channel)
         texts = {
-            f"spark-vllm:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in config.items()
+            f"spark-vllm:{key}": value if isinstance(value, str) else json.dumps(value)
+            for key, value in config.items()
         }
         self._stub.Configure(provider_pb2.ConfigureRequest(args=_struct(texts)), timeout=TIMEOUT_S)
 
@@ -120,7 +130,10 @@ class Managed:
     def diff(self, news: Mapping[str, Any]) -> tuple[bool, list[str]]:
         """(whether anything changes, inputs that replace)."""
         answer = self.servicer.call(
-            "Diff", provider_pb2.DiffRequest(id=self.id, olds=self._props(self.outputs), news=self._props(news))
+            "Diff",
+            provider_pb2.DiffRequest(
+                id=self._known_id, olds=self._props(self.outputs), news=self._props(news)
+            ),
         )
         return answer.changes == provider_pb2.DiffResponse.DIFF_SOME, list(answer.replaces)
 
@@ -130,7 +143,7 @@ class Managed:
         self.id, self.inputs, self.outputs = answer.id, inputs, _plain(answer.properties)
 
     def up(self, props: Mapping[str, Any]) -> str:
-        """What ``pulumi up`` does with it: ``same``, ``update`` or ``replace`` (which the caller would go on with)."""
+        """What ``pulumi up`` does with it: ``same``, ``update``, or ``replace`` (not gone on with)."""
         inputs = self.check(props)
         changes, replaces = self.diff(inputs)
         if replaces:
@@ -140,7 +153,9 @@ class Managed:
             return "same"
         answer = self.servicer.call(
             "Update",
-            provider_pb2.UpdateRequest(id=self.id, olds=self._props(self.outputs), news=self._props(inputs)),
+            provider_pb2.UpdateRequest(
+                id=self._known_id, olds=self._props(self.outputs), news=self._props(inputs)
+            ),
         )
         self.inputs, self.outputs = inputs, _plain(answer.properties)
         return "update"
@@ -149,7 +164,9 @@ class Managed:
         """Read it; False if the node says that it is gone."""
         answer = self.servicer.call(
             "Read",
-            provider_pb2.ReadRequest(id=self.id, properties=self._props(self.outputs), inputs=self._props(self.inputs)),
+            provider_pb2.ReadRequest(
+                id=self._known_id, properties=self._props(self.outputs), inputs=self._props(self.inputs)
+            ),
         )
         if not answer.id:
             self.id = None
@@ -160,8 +177,16 @@ class Managed:
         return True
 
     def delete(self) -> None:
-        self.servicer.call("Delete", provider_pb2.DeleteRequest(id=self.id, properties=self._props(self.outputs)))
-        self.id = None
+        """Delete it; it may be asked again, as after a run that was killed in between."""
+        self.servicer.call(
+            "Delete", provider_pb2.DeleteRequest(id=self._known_id, properties=self._props(self.outputs))
+        )
+
+    @property
+    def _known_id(self) -> str:
+        if self.id is None:
+            raise AssertionError("not in state")
+        return self.id
 
     def create_request(self, props: Mapping[str, Any]) -> Any:
         return provider_pb2.CreateRequest(properties=self._props(props))

@@ -25,14 +25,21 @@ IMAGE = {"image_id": ID, "architecture": "arm64", "layers": ["sha256:1"]}
 REGISTRY = "registry.example/vllm@sha256:" + "0123456789abcdef" * 4
 
 
-def fabric_props(deployment: Deployment, *, mtu: int = 9000, managed: bool = True, **addresses: str) -> dict[str, Any]:
+def fabric_props(
+    deployment: Deployment, *, mtu: int = 9000, managed: bool = True, **addresses: str
+) -> dict[str, Any]:
     wanted = addresses or ADDRESSES
     interfaces = [FabricInterface(netdev=netdev, address=address) for netdev, address in wanted.items()]
     return {
-        "node": "spark-a", "connection": deployment.connection(), "stack": "dev", "root": deployment.root(), "managed": managed,
+        "node": "spark-a",
+        "connection": deployment.connection(),
+        "stack": "dev",
+        "root": deployment.root(),
+        "managed": managed,
         "interfaces": [{"netdev": n, "address": a, "mtu_bytes": mtu} for n, a in wanted.items()],
-        "netplan_file": deployment.host().netplan_file, "netplan": render_netplan(interfaces, mtu) if managed else "",
-    }  # fmt: skip
+        "netplan_file": deployment.host().netplan_file,
+        "netplan": render_netplan(interfaces, mtu) if managed else "",
+    }
 
 
 @pytest.fixture
@@ -53,15 +60,22 @@ def test_the_life_of_a_managed_fabric(deployment: Deployment, fabric: Managed) -
     assert fabric.up(fabric_props(deployment)) == "same"
     assert fabric.up(fabric_props(deployment, mtu=4200)) == "update"
     assert host.link("enp1s0f1np1")["mtu"] == 4200
-    assert fabric.up(fabric_props(deployment, mtu=4200) | {"netplan_file": "/etc/netplan/61.yaml"}) == "replace"
+    assert (
+        fabric.up(fabric_props(deployment, mtu=4200) | {"netplan_file": "/etc/netplan/61.yaml"}) == "replace"
+    )
     fabric.delete()
-    assert host.links() == {"enp1s0f1np1": {"mtu": 1500, "addresses": []}, "enP2p1s0f1np1": {"mtu": 1500, "addresses": []}}
+    assert host.links() == {
+        "enp1s0f1np1": {"mtu": 1500, "addresses": []},
+        "enP2p1s0f1np1": {"mtu": 1500, "addresses": []},
+    }
     assert not Path(host.netplan_file).exists()
     fabric.delete()
 
 
 @pytest.mark.parametrize("damage", ["mtu", "address", "file", "file gone", "interface gone"])
-def test_drift_of_a_fabric_shows_and_is_repaired(damage: str, deployment: Deployment, fabric: Managed) -> None:
+def test_drift_of_a_fabric_shows_and_is_repaired(
+    damage: str, deployment: Deployment, fabric: Managed
+) -> None:
     host = deployment.host()
     if damage == "mtu":
         host.set_link("enp1s0f1np1", 1500, "192.168.200.12/24")
@@ -96,20 +110,25 @@ def test_an_interface_that_is_no_longer_declared_goes_back(deployment: Deploymen
     assert host.link("enp1s0f1np1") == {"mtu": 1500, "addresses": []}
 
 
-def test_a_fabric_that_is_no_longer_managed_is_put_back_and_then_only_checked(deployment: Deployment, fabric: Managed) -> None:
+def test_a_fabric_that_is_no_longer_managed_is_put_back_and_then_only_checked(
+    deployment: Deployment, fabric: Managed
+) -> None:
     with pytest.raises(ProviderError) as failed:
         fabric.up(fabric_props(deployment, managed=False))
     assert "expected 192.168.200.12/24 on enp1s0f1np1, found no address" in str(failed.value)
     assert not Path(deployment.host().netplan_file).exists()
 
 
-def test_an_unmanaged_fabric_is_checked_and_never_changed(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_an_unmanaged_fabric_is_checked_and_never_changed(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     host = deployment.host()
     fabric = deployment.manage(FabricLinkProvider)
     with pytest.raises(ProviderError) as failed:
         fabric.create(fabric_props(deployment, managed=False))
     assert str(failed.value).splitlines()[:2] == [
-        "spark-vllm: spark-a (nodes[].fabric[0]): expected 192.168.200.12/24 on enp1s0f1np1, found no address",
+        "spark-vllm: spark-a (nodes[].fabric[0]): expected 192.168.200.12/24 on enp1s0f1np1, "
+        "found no address",
         "  do: configure it, or set fabric.manage to true",
     ]
     for netdev, address in ADDRESSES.items():
@@ -190,9 +209,17 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def weights_props(deployment: Deployment, source: str, folders: dict[str, str], revision: str) -> dict[str, Any]:
-    return {"stack": "dev", "group": "main", "source": source, "folders": folders,
-            "roots": {node: deployment.root(node) for node in folders}, "revisions": dict.fromkeys(folders, revision)}  # fmt: skip
+def weights_props(
+    deployment: Deployment, source: str, folders: dict[str, str], revision: str
+) -> dict[str, Any]:
+    return {
+        "stack": "dev",
+        "group": "main",
+        "source": source,
+        "folders": folders,
+        "roots": {node: deployment.root(node) for node in folders},
+        "revisions": dict.fromkeys(folders, revision),
+    }
 
 
 def test_the_life_of_copied_weights(deployment: Deployment, model: Path) -> None:
@@ -227,7 +254,9 @@ def test_a_directory_that_changed_since_the_plan_is_refused(deployment: Deployme
 
 
 def test_weights_used_in_place_are_told_only_when_they_change(deployment: Deployment, model: Path) -> None:
-    props = weights_props(deployment, f"node:{model}", dict.fromkeys(("spark-a", "spark-b"), str(model)), "as verified")
+    props = weights_props(
+        deployment, f"node:{model}", dict.fromkeys(("spark-a", "spark-b"), str(model)), "as verified"
+    )
     weights = deployment.manage(WeightsCopyProvider)
     weights.create(props)
     assert weights.refresh()
@@ -244,7 +273,9 @@ def test_weights_used_in_place_are_told_only_when_they_change(deployment: Deploy
     assert model.is_dir()
 
 
-def test_caches_are_left_but_not_forgotten_while_a_node_does_not_answer(deployment: Deployment, model: Path) -> None:
+def test_caches_are_left_but_not_forgotten_while_a_node_does_not_answer(
+    deployment: Deployment, model: Path
+) -> None:
     props = weights_props(deployment, f"node:{model}", {"spark-a": str(model)}, "as verified")
     weights = deployment.manage(WeightsCopyProvider)
     weights.create(props)
@@ -255,7 +286,9 @@ def test_caches_are_left_but_not_forgotten_while_a_node_does_not_answer(deployme
 
 
 @pytest.mark.parametrize("provider", [FabricLinkProvider, ImageCopyProvider, WeightsCopyProvider])
-def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(provider: Any, deployment: Deployment) -> None:
+def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(
+    provider: Any, deployment: Deployment
+) -> None:
     known = {
         FabricLinkProvider: fabric_props(deployment),
         ImageCopyProvider: image_props(),

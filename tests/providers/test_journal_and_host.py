@@ -21,8 +21,15 @@ JournalProps = Callable[..., dict[str, Any]]
 
 
 def host_props(deployment: Deployment, node: str = "spark-a", **changes: Any) -> dict[str, Any]:
-    return {"node": node, "connection": deployment.connection(node), "stack": "dev", "root": deployment.root(node),
-            "sysctls": {}, "files": {}, **changes}  # fmt: skip
+    return {
+        "node": node,
+        "connection": deployment.connection(node),
+        "stack": "dev",
+        "root": deployment.root(node),
+        "sysctls": {},
+        "files": {},
+        **changes,
+    }
 
 
 def opened(deployment: Deployment, journal_props: JournalProps, node: str = "spark-a") -> Managed:
@@ -49,11 +56,17 @@ def test_the_life_of_a_journal(deployment: Deployment, journal_props: JournalPro
 def test_an_address_that_changes_is_no_change_of_a_resource_on_the_node(deployment: Deployment) -> None:
     host = deployment.manage(NodeHostProvider)
     host.id, host.outputs = "x", host_props(deployment)
-    assert host.diff(host_props(deployment, connection={"address": "elsewhere", "user": "root"})) == (False, [])
+    assert host.diff(host_props(deployment, connection={"address": "elsewhere", "user": "root"})) == (
+        False,
+        [],
+    )
 
 
 def test_state_holds_no_more_than_the_name_of_a_provider(deployment: Deployment) -> None:
-    for provider, path in ((NodeJournalProvider, b"providers.node_journal"), (NodeHostProvider, b"providers.node_host")):
+    for provider, path in (
+        (NodeJournalProvider, b"providers.node_journal"),
+        (NodeHostProvider, b"providers.node_host"),
+    ):
         text = deployment.manage(provider).provider
         assert len(text) < 400
         assert path in base64.b64decode(text)
@@ -64,7 +77,9 @@ def test_a_journal_that_is_gone_is_read_as_gone_only_when_the_node_says_so(
 ) -> None:
     journal = opened(deployment, journal_props)
     identity = journal.id
-    deployment.ssh.break_sessions("spark-a", "mux_client_request_session: read from master failed: Broken pipe")
+    deployment.ssh.break_sessions(
+        "spark-a", "mux_client_request_session: read from master failed: Broken pipe"
+    )
     with pytest.raises(ProviderError):
         journal.refresh()
     assert journal.id == identity
@@ -83,7 +98,8 @@ def test_an_unreachable_node_is_one_line_with_node_and_step_and_no_trace(
         opened(deployment, journal_props)
     lines = str(failed.value).strip().splitlines()
     assert lines[0] == (
-        f"spark-vllm: spark-a, connect (TCP): expected sshd at 127.0.0.1 port {deployment.ssh.port('spark-a')}, found: connection refused"
+        "spark-vllm: spark-a, connect (TCP): expected sshd at 127.0.0.1 port "
+        f"{deployment.ssh.port('spark-a')}, found: connection refused"
     )
     assert lines[1].startswith("  do: ")
     assert len(lines) == 2
@@ -97,7 +113,9 @@ def test_deleting_a_journal_twice_is_fine(deployment: Deployment, journal_props:
     assert not Path(deployment.root()).exists()
 
 
-def test_nothing_is_undone_while_another_node_does_not_answer(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_nothing_is_undone_while_another_node_does_not_answer(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     journal = opened(deployment, journal_props)
     host = deployment.manage(NodeHostProvider)
     host.create(host_props(deployment, sysctls={"net.core.rmem_max": "67108864"}))
@@ -110,7 +128,9 @@ def test_nothing_is_undone_while_another_node_does_not_answer(deployment: Deploy
     assert Path(deployment.root()).is_dir()
 
 
-def test_the_journal_s_end_takes_our_containers_and_volumes_with_it(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_the_journal_s_end_takes_our_containers_and_volumes_with_it(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     journal = opened(deployment, journal_props)
     deployment.host().set_container("ours", Labels={"spark-vllm.stack": "dev"})
     deployment.host().set_container("theirs", Labels={"spark-vllm.stack": "prod"})
@@ -118,7 +138,9 @@ def test_the_journal_s_end_takes_our_containers_and_volumes_with_it(deployment: 
     assert list(deployment.host().read()["containers"]) == ["theirs"]
 
 
-def test_a_resource_is_read_through_the_address_of_the_settings(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_a_resource_is_read_through_the_address_of_the_settings(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     journal = opened(deployment, journal_props)
     deployment.ssh.move("spark-a", "spark-a.new")
     deployment.next_run({"nodes[0].management_address": "spark-a.new"})
@@ -132,8 +154,13 @@ def test_a_node_that_the_settings_no_longer_name_is_reached_as_its_journal_remem
     deployment: Deployment, journal_props: JournalProps
 ) -> None:
     journal = opened(deployment, journal_props, "spark-b")
-    deployment.next_run({"nodes": deployment.config["nodes"][:1], "groups.main.nodes": ["spark-a"],
-                         "groups.main.serving.tensor_parallel_size": 1})  # fmt: skip
+    deployment.next_run(
+        {
+            "nodes": deployment.config["nodes"][:1],
+            "groups.main.nodes": ["spark-a"],
+            "groups.main.serving.tensor_parallel_size": 1,
+        }
+    )
     journal.servicer = deployment.servicer
     assert journal.refresh()
     journal.delete()
@@ -142,7 +169,9 @@ def test_a_node_that_the_settings_no_longer_name_is_reached_as_its_journal_remem
 
 def test_a_node_that_nobody_remembers_is_told_so(deployment: Deployment) -> None:
     with pytest.raises(ProviderError) as failed:
-        deployment.manage(NodeHostProvider).create(host_props(deployment) | {"node": "spark-c", "connection": {}})
+        deployment.manage(NodeHostProvider).create(
+            host_props(deployment) | {"node": "spark-c", "connection": {}}
+        )
     assert "nodes: expected the node spark-c in the settings, found none of that name" in str(failed.value)
 
 
@@ -179,7 +208,9 @@ def test_a_parameter_changed_by_hand_shows_as_a_difference_and_is_set_back(
     assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "212992"
 
 
-def test_a_file_of_ours_that_was_altered_or_removed_asks_for_repair(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_a_file_of_ours_that_was_altered_or_removed_asks_for_repair(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     opened(deployment, journal_props)
     path = Path(deployment.root()) / "stacks/dev/files/hash/runtime.pyz"
     digest = hashlib.sha256(b"runtime").hexdigest()
@@ -202,7 +233,9 @@ def test_a_file_of_ours_that_was_altered_or_removed_asks_for_repair(deployment: 
     assert len(seen) == 3
 
 
-def test_a_create_that_failed_half_way_is_undone_by_the_journal(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_a_create_that_failed_half_way_is_undone_by_the_journal(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     journal = opened(deployment, journal_props)
     deployment.host().change(sysctl_fails="net.core.wmem_max")
     host = deployment.manage(NodeHostProvider)
@@ -222,7 +255,9 @@ def test_a_run_that_was_killed_while_it_changed_a_host_is_undone_by_the_journal(
     journal = opened(deployment, journal_props)
     deployment.host().change(hang_on="sysctl")
     host = deployment.manage(NodeHostProvider)
-    call = deployment.servicer.start("Create", host.create_request(host_props(deployment, sysctls={"net.core.rmem_max": "7"})))
+    call = deployment.servicer.start(
+        "Create", host.create_request(host_props(deployment, sysctls={"net.core.rmem_max": "7"}))
+    )
     end = time.monotonic() + 60
     while not deployment.host().calls("sysctl") and time.monotonic() < end:
         time.sleep(0.02)
@@ -241,7 +276,10 @@ def test_a_run_that_was_killed_while_it_changed_a_host_is_undone_by_the_journal(
 def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(
     deployment: Deployment, journal_props: JournalProps
 ) -> None:
-    for provider, props in ((NodeJournalProvider, journal_props()), (NodeHostProvider, host_props(deployment))):
+    for provider, props in (
+        (NodeJournalProvider, journal_props()),
+        (NodeHostProvider, host_props(deployment)),
+    ):
         resource = deployment.manage(provider)
         inputs = resource.check(props)
         unknown = dict.fromkeys(inputs, UNKNOWN)
@@ -261,7 +299,9 @@ def test_a_diff_has_no_opinion_on_the_order_of_a_map_or_the_kind_of_a_number(
     assert journal.diff(journal_props() | {"connection": {"port": 22, "address": "x"}}) == (False, [])
 
 
-def test_settings_that_cannot_be_used_are_told_before_anything_is_asked(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_settings_that_cannot_be_used_are_told_before_anything_is_asked(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     deployment.next_run({"nodes[0].usr": "x"})
     with pytest.raises(ProviderError) as failed:
         deployment.manage(NodeJournalProvider).check(journal_props())
@@ -270,7 +310,9 @@ def test_settings_that_cannot_be_used_are_told_before_anything_is_asked(deployme
     assert deployment.ssh.lines("spark-a") == []
 
 
-def test_sudo_s_password_reaches_the_node_and_shows_nowhere(deployment: Deployment, journal_props: JournalProps) -> None:
+def test_sudo_s_password_reaches_the_node_and_shows_nowhere(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
     marker = "marker-a1b2c3d4"
     deployment.ssh.be("spark-a", "user", sudo=marker)
     deployment.next_run(sudo_password=marker)
@@ -279,4 +321,6 @@ def test_sudo_s_password_reaches_the_node_and_shows_nowhere(deployment: Deployme
     host.create(host_props(deployment, sysctls={"net.core.rmem_max": "7"}))
     assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "7"
     assert marker not in str(host.outputs)
-    assert not any(marker in line for line in deployment.ssh.lines("spark-a") + deployment.ssh.sudo_calls("spark-a"))
+    assert not any(
+        marker in line for line in deployment.ssh.lines("spark-a") + deployment.ssh.sudo_calls("spark-a")
+    )

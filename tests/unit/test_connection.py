@@ -29,7 +29,9 @@ SPEC = ConnectionSpec(node="spark-a", address="10.1.230.180", user="aurora", hos
 
 
 def connection(**changes: object) -> Connection:
-    base = Connection(SPEC, "10.1.230.180", "aurora", 22, ED25519, None, None, ("/home/someone/.ssh/id_ed25519",))
+    base = Connection(
+        SPEC, "10.1.230.180", "aurora", 22, ED25519, None, None, ("/home/someone/.ssh/id_ed25519",)
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -39,7 +41,11 @@ def host_keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("keys")
     keys = {}
     for kind, bits in (("ed25519", "256"), ("rsa", "2048"), ("ecdsa", "256")):
-        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-b", bits, "-N", "", "-f", str(folder / kind)], check=True, timeout=60)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", kind, "-b", bits, "-N", "", "-f", str(folder / kind)],
+            check=True,
+            timeout=60,
+        )
         keys[kind] = " ".join((folder / f"{kind}.pub").read_text().split()[:2])
     return keys
 
@@ -60,8 +66,11 @@ def spec(config: Path, **changes: object) -> ConnectionSpec:
 def test_keywords_of_ssh_g_are_lower_case_and_keep_their_order() -> None:
     text = "Host spark\nport 2222\nidentityfile ~/.ssh/a\nidentityfile ~/.ssh/b\nclearallforwardings\n\n"
     assert parse_ssh_g(text) == {
-        "host": ["spark"], "port": ["2222"], "identityfile": ["~/.ssh/a", "~/.ssh/b"], "clearallforwardings": [""],
-    }  # fmt: skip
+        "host": ["spark"],
+        "port": ["2222"],
+        "identityfile": ["~/.ssh/a", "~/.ssh/b"],
+        "clearallforwardings": [""],
+    }
 
 
 @pytest.mark.parametrize(
@@ -78,7 +87,18 @@ def test_keywords_of_ssh_g_are_lower_case_and_keep_their_order() -> None:
         (["10.0.0.1 ssh-dss AAAA"], None),
         (["10.0.0.1 ssh-ed25519 FIRST", "10.0.0.1 ssh-ed25519 SECOND"], "ssh-ed25519 FIRST"),
     ],
-    ids=["nothing", "comment", "rsa", "ed25519 first", "hashed", "revoked", "certificate", "cut line", "dss", "twice"],
+    ids=[
+        "nothing",
+        "comment",
+        "rsa",
+        "ed25519 first",
+        "hashed",
+        "revoked",
+        "certificate",
+        "cut line",
+        "dss",
+        "twice",
+    ],
 )
 def test_the_pin_chosen_from_known_hosts(lines: list[str], expected: str | None) -> None:
     assert choose_pin(lines) == expected
@@ -89,8 +109,14 @@ def test_only_the_pinned_key_is_accepted_and_no_file_is_asked() -> None:
     values = options[1::2]
     assert set(options[::2]) == {"-o"}
     assert f"KnownHostsCommand=/bin/echo %H {ED25519}" in values
-    for wanted in ("StrictHostKeyChecking=yes", "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null",
-                   "HostKeyAlgorithms=ssh-ed25519", "UpdateHostKeys=no", "BatchMode=yes"):  # fmt: skip
+    for wanted in (
+        "StrictHostKeyChecking=yes",
+        "UserKnownHostsFile=/dev/null",
+        "GlobalKnownHostsFile=/dev/null",
+        "HostKeyAlgorithms=ssh-ed25519",
+        "UpdateHostKeys=no",
+        "BatchMode=yes",
+    ):
         assert wanted in values
 
 
@@ -100,9 +126,20 @@ def test_an_rsa_pin_asks_for_signatures_that_are_not_sha_1() -> None:
 
 def test_options_for_others_hold_nothing_of_this_person_or_machine() -> None:
     theirs = replace(SPEC, ssh_config="~/lab/ssh_config")
-    options = connection(spec=theirs, identity_agent="/run/user/1000/agent", proxy_jump="someone@gate").shared_options()
+    options = connection(
+        spec=theirs, identity_agent="/run/user/1000/agent", proxy_jump="someone@gate"
+    ).shared_options()
     text = " ".join(options)
-    for private in ("/home", "someone", "aurora", "id_ed25519", "agent", "ssh_config", "gate", str(Path.home())):
+    for private in (
+        "/home",
+        "someone",
+        "aurora",
+        "id_ed25519",
+        "agent",
+        "ssh_config",
+        "gate",
+        str(Path.home()),
+    ):
         assert private not in text
     assert [option for option in options if option.startswith("/")] == []
     assert "ControlMaster=no" in options
@@ -110,7 +147,10 @@ def test_options_for_others_hold_nothing_of_this_person_or_machine() -> None:
 
 
 def test_options_for_others_are_the_same_for_everyone_who_runs_the_stack() -> None:
-    assert connection(identity_files=("/a",)).shared_options() == connection(identity_files=("/b",)).shared_options()
+    assert (
+        connection(identity_files=("/a",)).shared_options()
+        == connection(identity_files=("/b",)).shared_options()
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +170,9 @@ def test_another_way_to_the_node_is_another_control_socket(changed: dict[str, ob
 
 
 @given(
-    address=st.text(min_size=1, max_size=300), user=st.text(min_size=1, max_size=32), key=st.text(min_size=1, max_size=800)
+    address=st.text(min_size=1, max_size=300),
+    user=st.text(min_size=1, max_size=32),
+    key=st.text(min_size=1, max_size=800),
 )
 def test_the_control_path_stays_below_the_limit_of_a_socket(address: str, user: str, key: str) -> None:
     long = connection(spec=replace(SPEC, address=address, user=user), pin=f"ssh-rsa {key}")
@@ -148,7 +190,12 @@ def test_an_alias_is_resolved_to_address_port_and_jump_host(ssh_config: Path) ->
         "  IdentityFile ~/.ssh/id_spark\n  IdentityAgent ~/agent.sock\n" + ssh_config.read_text()
     )
     found = resolve(spec(ssh_config, address="spark-head", host_key=ED25519))
-    assert (found.host_name, found.port, found.proxy_jump, found.pin) == ("10.9.8.7", 2222, "gate.example", ED25519)
+    assert (found.host_name, found.port, found.proxy_jump, found.pin) == (
+        "10.9.8.7",
+        2222,
+        "gate.example",
+        ED25519,
+    )
     assert found.identity_files == (str(Path.home() / ".ssh/id_spark"),)
     assert found.identity_agent == str(Path.home() / "agent.sock")
 
@@ -163,7 +210,9 @@ def test_a_comment_behind_the_key_is_no_part_of_the_pin(ssh_config: Path) -> Non
     assert resolve(spec(ssh_config, host_key=f"{ED25519} root@spark-a")).pin == ED25519
 
 
-def test_without_a_setting_the_known_hosts_entry_is_the_pin(ssh_config: Path, host_keys: dict[str, str]) -> None:
+def test_without_a_setting_the_known_hosts_entry_is_the_pin(
+    ssh_config: Path, host_keys: dict[str, str]
+) -> None:
     (ssh_config.parent / "known_hosts").write_text(
         f"10.1.230.180 {host_keys['rsa']}\n10.1.230.180 {host_keys['ed25519']}\n"
     )
@@ -197,7 +246,8 @@ def test_a_node_without_a_pin_is_refused_and_the_person_learns_how_to_get_one(ss
         "spark-a, host key (nodes[].host_key): expected a pinned host key for 10.1.230.180, "
         "found none in the settings and none in known_hosts\n"
         "  do: compare the output of `ssh-keyscan -p 22 -t ed25519 10.1.230.180` with "
-        "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or connect once by hand"
+        "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or "
+        "connect once by hand"
     )
 
 
@@ -230,7 +280,12 @@ def test_a_jump_host_is_resolved_and_pinned_like_a_node(ssh_config: Path, host_k
     (ssh_config.parent / "known_hosts").write_text(f"[10.0.0.1]:2200 {host_keys['ed25519']}\n")
     jump = jump_of(connection(spec=spec(ssh_config), proxy_jump="admin@10.0.0.1:2200"))
     assert jump is not None
-    assert (jump.node, jump.user, jump.host_name, jump.port) == ("spark-a (jump host 10.0.0.1)", "admin", "10.0.0.1", 2200)
+    assert (jump.node, jump.user, jump.host_name, jump.port) == (
+        "spark-a (jump host 10.0.0.1)",
+        "admin",
+        "10.0.0.1",
+        2200,
+    )
     assert jump.pin == host_keys["ed25519"]
 
 
@@ -251,7 +306,8 @@ def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError) as refused:
         resolve(spec(tmp_path / "none"))
     assert str(refused.value).startswith(
-        f"spark-a, ssh configuration (ssh_config): expected the ssh configuration file {tmp_path}/none, found no such file"
+        "spark-a, ssh configuration (ssh_config): expected the ssh configuration file "
+        f"{tmp_path}/none, found no such file"
     )
 
 
@@ -263,7 +319,9 @@ def test_a_broken_configuration_is_told_in_ssh_s_own_words(ssh_config: Path) -> 
     assert any("bad configuration option: nonsense" in line.lower() for line in refused.value.evidence)
 
 
-def test_a_machine_without_openssh_is_told_so(ssh_config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_openssh_is_told_so(
+    ssh_config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnreachableError) as refused:
         resolve(spec(ssh_config))

@@ -27,13 +27,18 @@ def test_nothing_is_in_the_way_of_a_name_that_nobody_has(host: FakeHost) -> None
 
 def test_a_container_of_ours_that_no_state_knows_is_stopped_and_removed(host: FakeHost) -> None:
     host.set_container(NAME, Labels=OURS)
-    assert make_way(host.node, NAME, "dev") == f"spark-a: removed the container {NAME} that an interrupted run left"
+    assert (
+        make_way(host.node, NAME, "dev")
+        == f"spark-a: removed the container {NAME} that an interrupted run left"
+    )
     assert host.read()["containers"] == {}
     assert [call[0] for call in host.calls("docker")] == ["container", "stop", "rm"]
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"spark-vllm.stack": "prod"}, {"other": "dev"}])
-def test_a_foreign_container_is_left_and_told_with_its_image_and_age(labels: dict[str, str] | None, host: FakeHost) -> None:
+def test_a_foreign_container_is_left_and_told_with_its_image_and_age(
+    labels: dict[str, str] | None, host: FakeHost
+) -> None:
     host.set_container(NAME, Labels=labels, Image="ollama/ollama:latest")
     with pytest.raises(ForeignObjectError) as failed:
         make_way(host.node, NAME, "dev")

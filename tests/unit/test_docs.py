@@ -134,8 +134,12 @@ def test_every_lab_command_that_a_page_names_exists() -> None:
     }
     shown = subprocess.run(
         [sys.executable, "-m", "lab", "--help"],
-        cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     commands = set(re.findall(r"^ {4}([a-z][a-z-]*)", shown.stdout, re.MULTILINE))
     assert named
     assert named - commands == set()

@@ -17,7 +17,9 @@ from spark_core.errors import (
 
 
 def test_an_error_is_its_line_what_to_do_and_the_evidence() -> None:
-    error = CommandError("expected 2, found 1", where="spark-b (fabric)", do="plug it in", evidence=["a", "b"])
+    error = CommandError(
+        "expected 2, found 1", where="spark-b (fabric)", do="plug it in", evidence=["a", "b"]
+    )
     assert str(error) == "spark-b (fabric): expected 2, found 1\n  do: plug it in\n  seen: a\n  seen: b"
     assert error.args == (str(error),)
 
@@ -43,7 +45,10 @@ def test_evidence_is_bounded_to_its_end() -> None:
 def test_a_settings_error_counts_its_violations(count: int, words: str) -> None:
     error = SettingsError([f"key{n}: wrong" for n in range(count)])
     assert str(error) == "\n".join(
-        [f"the stack file has {words} cannot be used; no node was contacted", *[f"  key{n}: wrong" for n in range(count)]]
+        [
+            f"the stack file has {words} cannot be used; no node was contacted",
+            *[f"  key{n}: wrong" for n in range(count)],
+        ]
     )
 
 

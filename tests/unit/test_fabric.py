@@ -37,8 +37,14 @@ TWIN = FabricInterface(netdev="enP2p1s0f1np1", address="192.168.201.12/24", hca=
 
 def item(name: str, mtu: int, *addresses: str) -> dict[str, Any]:
     """An interface as ``ip -j address show`` tells it."""
-    info = [{"family": "inet", "local": a.split("/")[0], "prefixlen": int(a.split("/")[1])} for a in addresses]
-    return {"ifname": name, "mtu": mtu, "addr_info": [*info, {"family": "inet6", "local": "fe80::1", "prefixlen": 64}]}
+    info = [
+        {"family": "inet", "local": a.split("/")[0], "prefixlen": int(a.split("/")[1])} for a in addresses
+    ]
+    return {
+        "ifname": name,
+        "mtu": mtu,
+        "addr_info": [*info, {"family": "inet6", "local": "fe80::1", "prefixlen": 64}],
+    }
 
 
 def observation(*items: dict[str, Any], carrier: str = "", hcas: str = "") -> str:
@@ -71,7 +77,12 @@ def test_links_addresses_carrier_and_rdma_devices_are_read() -> None:
     )
     assert facts.links["enp1s0f1np1"] == Link(9000, ("192.168.200.12/24", "169.254.35.62/16"), True)
     assert facts.links["veth0"] == Link(1500, (), False)
-    assert facts.hcas == {"rocep1s0f0": "DOWN", "rocep1s0f1": "ACTIVE", "roceP2p1s0f0": "DOWN", "roceP2p1s0f1": "ACTIVE"}
+    assert facts.hcas == {
+        "rocep1s0f0": "DOWN",
+        "rocep1s0f1": "ACTIVE",
+        "roceP2p1s0f0": "DOWN",
+        "roceP2p1s0f1": "ACTIVE",
+    }
 
 
 def test_an_rdma_device_whose_state_cannot_be_read_is_unknown() -> None:
@@ -79,13 +90,22 @@ def test_an_rdma_device_whose_state_cannot_be_read_is_unknown() -> None:
 
 
 def test_a_spark_without_a_cable_has_no_fabric_interface_and_no_rdma_device() -> None:
-    facts = parse_fabric(observation(item("lo", 65536, "127.0.0.1/8"), item("enP7s7", 1500, "10.1.230.180/24")))
+    facts = parse_fabric(
+        observation(item("lo", 65536, "127.0.0.1/8"), item("enP7s7", 1500, "10.1.230.180/24"))
+    )
     assert sorted(facts.links) == ["enP7s7", "lo"]
     assert facts.hcas == {}
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "=== links\nrubbish\n=== carrier\n", "=== links\n{}", "=== links\n[{}]\n=== carrier\n", "=== links\n[1]\n=== carrier\n"]
+    "answer",
+    [
+        "",
+        "=== links\nrubbish\n=== carrier\n",
+        "=== links\n{}",
+        "=== links\n[{}]\n=== carrier\n",
+        "=== links\n[1]\n=== carrier\n",
+    ],
 )
 def test_an_answer_that_is_no_list_of_interfaces_is_not_understood(answer: str) -> None:
     with pytest.raises(ObservationError):
@@ -96,17 +116,23 @@ def test_the_netplan_file_of_two_twins_reads_like_this() -> None:
     assert render_netplan([PORT, TWIN], 9000) == (
         "# Written by spark-vllm; removed by its destroy. Changes made here are put back.\n"
         "network:\n  version: 2\n  ethernets:\n"
-        "    enp1s0f1np1:\n      dhcp4: false\n      dhcp6: false\n      link-local: []\n      optional: true\n"
+        "    enp1s0f1np1:\n      dhcp4: false\n      dhcp6: false\n      link-local: []\n      "
+        "optional: true\n"
         "      mtu: 9000\n      addresses:\n        - 192.168.200.12/24\n"
-        "    enP2p1s0f1np1:\n      dhcp4: false\n      dhcp6: false\n      link-local: []\n      optional: true\n"
+        "    enP2p1s0f1np1:\n      dhcp4: false\n      dhcp6: false\n      link-local: []\n     "
+        " optional: true\n"
         "      mtu: 9000\n      addresses:\n        - 192.168.201.12/24\n"
     )
 
 
 def test_the_file_says_what_an_owner_of_such_a_pair_wrote_by_hand() -> None:
     theirs = yaml.safe_load((SPARK / "netplan/owner-mtu9000-no-link-local-spark-a-port1.yaml").read_text())
-    [(netdev, entry)] = [pair for pair in theirs["network"]["ethernets"].items() if pair[1].get("addresses")][:1]
-    ours = yaml.safe_load(render_netplan([FabricInterface(netdev=netdev, address=entry["addresses"][0])], entry["mtu"]))
+    [(netdev, entry)] = [pair for pair in theirs["network"]["ethernets"].items() if pair[1].get("addresses")][
+        :1
+    ]
+    ours = yaml.safe_load(
+        render_netplan([FabricInterface(netdev=netdev, address=entry["addresses"][0])], entry["mtu"])
+    )
     mine = ours["network"]["ethernets"][netdev]
     for key in ("addresses", "mtu", "link-local", "dhcp4"):
         if key in entry:
@@ -114,19 +140,29 @@ def test_the_file_says_what_an_owner_of_such_a_pair_wrote_by_hand() -> None:
 
 
 ADDRESSES = st.builds(
-    lambda number, prefix: f"{ipaddress.IPv4Address(number)}/{prefix}", st.integers(1 << 24, (1 << 32) - 1), st.just(32)
+    lambda number, prefix: f"{ipaddress.IPv4Address(number)}/{prefix}",
+    st.integers(1 << 24, (1 << 32) - 1),
+    st.just(32),
 )
 INTERFACES = st.lists(
-    st.builds(FabricInterface, netdev=st.from_regex(r"[A-Za-z0-9_.-]{1,15}", fullmatch=True), address=ADDRESSES),
-    min_size=1, max_size=4, unique_by=lambda interface: interface.netdev,
-)  # fmt: skip
+    st.builds(
+        FabricInterface, netdev=st.from_regex(r"[A-Za-z0-9_.-]{1,15}", fullmatch=True), address=ADDRESSES
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda interface: interface.netdev,
+)
 
 
 @given(interfaces=INTERFACES, mtu=st.integers(1280, 9978))
-def test_the_netplan_file_is_yaml_that_says_exactly_what_was_declared(interfaces: list[FabricInterface], mtu: int) -> None:
+def test_the_netplan_file_is_yaml_that_says_exactly_what_was_declared(
+    interfaces: list[FabricInterface], mtu: int
+) -> None:
     read = yaml.load(render_netplan(interfaces, mtu), Loader=yaml.BaseLoader)  # noqa: S506 - plain text keeps names like 1e5
     entries = read["network"]["ethernets"]
-    assert {name: entry["addresses"] for name, entry in entries.items()} == {i.netdev: [i.address] for i in interfaces}
+    assert {name: entry["addresses"] for name, entry in entries.items()} == {
+        i.netdev: [i.address] for i in interfaces
+    }
     assert {entry["mtu"] for entry in entries.values()} == {str(mtu)}
     assert read["network"].keys() == {"version", "ethernets"}
 
@@ -162,7 +198,9 @@ def test_a_fabric_that_is_as_declared_has_no_finding() -> None:
     ],
     ids=["no interface", "no address", "link-local only", "MTU", "prefix"],
 )
-def test_what_is_wrong_with_a_fabric_is_told_in_one_line(change: dict[str, Link | None], finding: str) -> None:
+def test_what_is_wrong_with_a_fabric_is_told_in_one_line(
+    change: dict[str, Link | None], finding: str
+) -> None:
     links = {name: link for name, link in (FACTS.links | change).items() if link is not None}
     assert fabric_findings("spark-a", FabricFacts(links, {}), [PORT, TWIN], 9000) == [finding]
 
@@ -200,8 +238,10 @@ def test_a_managed_fabric_gets_its_file_addresses_and_mtu(host: FakeHost, folder
     assert "192.168.201.12/24" in host.addresses("enP2p1s0f1np1")
     assert host.link("enP7s7") == {"mtu": 1500, "addresses": ["10.1.230.180/24"]}
     assert {(entry.kind, entry.target, entry.old) for entry in read_journal(host.node, folder)} == {
-        ("file", host.netplan_file, None), ("link", "enp1s0f1np1", "1500"), ("link", "enP2p1s0f1np1", "1500"),
-    }  # fmt: skip
+        ("file", host.netplan_file, None),
+        ("link", "enp1s0f1np1", "1500"),
+        ("link", "enP2p1s0f1np1", "1500"),
+    }
 
 
 def test_applying_again_keeps_the_first_record(host: FakeHost, folder: StackFolder) -> None:
@@ -231,7 +271,9 @@ def test_a_file_that_was_there_comes_back_with_its_addresses(host: FakeHost, fol
     assert host.addresses("enP2p1s0f1np1") == []
 
 
-def test_undoing_twice_is_fine_and_touches_no_address_that_is_not_ours(host: FakeHost, folder: StackFolder) -> None:
+def test_undoing_twice_is_fine_and_touches_no_address_that_is_not_ours(
+    host: FakeHost, folder: StackFolder
+) -> None:
     apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
     host.set_link("enp1s0f1np1", 9000, "192.168.200.12/24", "172.16.0.1/24")
     for _ in range(2):
@@ -249,7 +291,10 @@ def test_an_interface_that_is_not_there_changes_nothing(host: FakeHost, folder: 
     gone = FabricInterface(netdev="enp1s0f0np0", address="192.168.210.1/24")
     with pytest.raises(CommandError) as failed:
         apply_fabric(host.node, folder, [PORT, gone], 9000, host.netplan_file)
-    assert failed.value.line == "spark-a (nodes[].fabric): expected the interface enp1s0f0np0, found none of that name"
+    assert (
+        failed.value.line
+        == "spark-a (nodes[].fabric): expected the interface enp1s0f0np0, found none of that name"
+    )
     assert not Path(host.netplan_file).exists()
     assert read_journal(host.node, folder) == []
 
@@ -259,7 +304,8 @@ def test_a_file_that_netplan_refuses_is_told_and_can_be_undone(host: FakeHost, f
     with pytest.raises(CommandError) as failed:
         apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
     assert failed.value.line == (
-        "spark-a (fabric.manage): expected netplan to apply the fabric's file: expected exit status 0, found 1 "
+        "spark-a (fabric.manage): expected netplan to apply the fabric's file: expected exit "
+        "status 0, found 1 "
         "(Error in network definition: invalid MTU)"
     )
     host.netplan_accepts()
@@ -272,7 +318,8 @@ def test_an_address_that_did_not_come_is_told_after_the_apply(host: FakeHost, fo
     with pytest.raises(SparkError) as failed:
         apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
     assert failed.value.line == (
-        "spark-a (fabric): expected 192.168.200.12/24 on enp1s0f1np1, found 169.254.35.62/16 after netplan apply"
+        "spark-a (fabric): expected 192.168.200.12/24 on enp1s0f1np1, found 169.254.35.62/16 "
+        "after netplan apply"
     )
 
 

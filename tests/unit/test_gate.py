@@ -37,7 +37,9 @@ HEAD, WORKER = ("spark-a", 0), ("spark-b", 1)
 GENERATION = {"deployment": "d", "head_incarnation": "abc", "n": 3}
 
 
-def state(place: tuple[str, int], phase: str, generation: dict[str, Any] | None = None, **status: Any) -> RankState:
+def state(
+    place: tuple[str, int], phase: str, generation: dict[str, Any] | None = None, **status: Any
+) -> RankState:
     """A rank in a phase; ``no container`` and ``container stopped`` are phases too."""
     node, rank = place
     if phase == "no container":
@@ -45,7 +47,14 @@ def state(place: tuple[str, int], phase: str, generation: dict[str, Any] | None 
     if phase == "container stopped":
         return RankState(node, rank, "id", False, 137, status.get("oom", False), STARTED, None)
     return RankState(
-        node, rank, "id", True, 0, False, STARTED, {"phase": phase, "generation": generation or GENERATION, **status}
+        node,
+        rank,
+        "id",
+        True,
+        0,
+        False,
+        STARTED,
+        {"phase": phase, "generation": generation or GENERATION, **status},
     )
 
 
@@ -57,7 +66,11 @@ RUNNING = {"Running": True, "ExitCode": 0, "OOMKilled": False, "StartedAt": STAR
 
 
 def test_a_rank_that_serves_is_read_with_its_generation() -> None:
-    found = parse_rank_state("spark-a", 0, text_of(RUNNING, {"phase": "serving", "generation": GENERATION, "updated": STARTED_AT + 5}))
+    found = parse_rank_state(
+        "spark-a",
+        0,
+        text_of(RUNNING, {"phase": "serving", "generation": GENERATION, "updated": STARTED_AT + 5}),
+    )
     assert (found.phase, found.generation, found.container_id) == ("serving", ("abc", 3), "id-1")
 
 
@@ -66,10 +79,14 @@ def test_no_container_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    "updated", [STARTED_AT - 1, 0, None, "soon", True], ids=["before the start", "never", "none", "rubbish", "a truth"]
+    "updated",
+    [STARTED_AT - 1, 0, None, "soon", True],
+    ids=["before the start", "never", "none", "rubbish", "a truth"],
 )
 def test_a_status_of_an_earlier_container_does_not_count(updated: Any) -> None:
-    found = parse_rank_state("spark-a", 0, text_of(RUNNING, {"phase": "serving", "generation": GENERATION, "updated": updated}))
+    found = parse_rank_state(
+        "spark-a", 0, text_of(RUNNING, {"phase": "serving", "generation": GENERATION, "updated": updated})
+    )
     assert (found.phase, found.generation) == ("starting", None)
 
 
@@ -79,12 +96,20 @@ def test_a_status_that_is_cut_or_rubbish_is_a_rank_that_starts(status: str) -> N
     assert parse_rank_state("spark-a", 0, text).phase == "starting"
 
 
-@given(status=st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2)
-    | st.dictionaries(st.sampled_from(["phase", "generation", "updated", "first_error", "n", "progress"]), inner, max_size=4),
-    max_leaves=6,
-))  # fmt: skip
+@given(
+    status=st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.dictionaries(
+                st.sampled_from(["phase", "generation", "updated", "first_error", "n", "progress"]),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=6,
+    )
+)
 def test_whatever_a_status_holds_a_rank_is_judged(status: Any) -> None:
     if isinstance(status, dict):
         status = {**status, "updated": STARTED_AT + 1}
@@ -96,7 +121,9 @@ def test_whatever_a_status_holds_a_rank_is_judged(status: Any) -> None:
 def test_a_rank_is_observed_in_one_round_trip(tmp_path: Path) -> None:
     host = FakeHost(tmp_path / "host")
     host.set_container("c", **RUNNING)
-    (tmp_path / "status.json").write_text(json.dumps({"phase": "loading", "updated": STARTED_AT + 1, "generation": None}))
+    (tmp_path / "status.json").write_text(
+        json.dumps({"phase": "loading", "updated": STARTED_AT + 1, "generation": None})
+    )
     found = observe_rank(Rank(host.node, 0, "c", str(tmp_path)))
     assert (found.phase, found.container_id, found.running) == ("loading", "id-of-c", True)
     assert len(host.node.asked) == 1
@@ -120,11 +147,17 @@ def test_a_daemon_that_could_not_be_asked_is_not_a_missing_container(tmp_path: P
         ([state(HEAD, "container stopped"), state(WORKER, "serving")], "spark-a: container stopped"),
         ([state(HEAD, "loading"), state(WORKER, "ray_ready")], "spark-a: loading"),
         ([state(HEAD, "failed"), state(WORKER, "ray_ready")], "spark-a: failed"),
-        ([state(HEAD, "serving"), state(WORKER, "ray_ready", {"head_incarnation": "abc", "n": 2})], "spark-b: not in the head's generation"),
-        ([state(HEAD, "serving"), state(WORKER, "ray_ready", {"head_incarnation": "xyz", "n": 3})], "spark-b: not in the head's generation"),
+        (
+            [state(HEAD, "serving"), state(WORKER, "ray_ready", {"head_incarnation": "abc", "n": 2})],
+            "spark-b: not in the head's generation",
+        ),
+        (
+            [state(HEAD, "serving"), state(WORKER, "ray_ready", {"head_incarnation": "xyz", "n": 3})],
+            "spark-b: not in the head's generation",
+        ),
         ([state(HEAD, "serving"), state(WORKER, "ending")], "spark-b: ending"),
     ],
-)  # fmt: skip
+)
 def test_drift_in_words_short_enough_for_a_diff(states: list[RankState], told: str) -> None:
     assert drift_of(states) == told
 
@@ -143,15 +176,21 @@ def first_error(at: float, line: str) -> dict[str, Any]:
 
 def test_the_earliest_account_of_a_failure_wins() -> None:
     found = failure(
-        [state(HEAD, "failed", **first_error(20, "peer went away")), state(WORKER, "failed", **first_error(10, "out of memory"))]
+        [
+            state(HEAD, "failed", **first_error(20, "peer went away")),
+            state(WORKER, "failed", **first_error(10, "out of memory")),
+        ]
     )
     assert str(found) == (
-        "spark-b, rank 1: out of memory\n  do: correct the cause and run up again\n  seen: log of out of memory"
+        "spark-b, rank 1: out of memory\n  do: correct the cause and run up again\n  seen: log "
+        "of out of memory"
     )
 
 
 def test_an_account_is_preferred_to_a_container_that_stopped() -> None:
-    found = failure([state(HEAD, "container stopped"), state(WORKER, "failed", **first_error(10, "flag unknown"))])
+    found = failure(
+        [state(HEAD, "container stopped"), state(WORKER, "failed", **first_error(10, "flag unknown"))]
+    )
     assert found is not None
     assert found.line == "spark-b, rank 1: flag unknown"
 
@@ -171,7 +210,9 @@ def test_a_group_on_its_way_has_not_failed(phases: list[str]) -> None:
     assert failure([state(HEAD, phases[0]), state(WORKER, phases[1])]) is None
 
 
-@pytest.mark.parametrize("account", [None, {}, "text", [], {"at": "noon", "line": "x"}, {"at": None, "line": None}])
+@pytest.mark.parametrize(
+    "account", [None, {}, "text", [], {"at": "noon", "line": "x"}, {"at": None, "line": None}]
+)
 def test_a_failure_without_a_readable_account_is_still_a_failure(account: Any) -> None:
     found = failure([state(HEAD, "failed", first_error=account), state(WORKER, "ray_ready")])
     assert found is not None
@@ -191,32 +232,46 @@ class Clock:
         self.now += seconds
 
 
-def follow(script: Callable[[int], dict[str, Any]], clock: Clock, **options: Any) -> tuple[list[RankState], list[str]]:
+def follow(
+    script: Callable[[int], dict[str, Any]], clock: Clock, **options: Any
+) -> tuple[list[RankState], list[str]]:
     """Wait for a single rank whose status at each second is given by a function."""
     said: list[str] = []
 
     def answer(cmd: Command) -> Result | str:
         if "logs" in cmd.argv:
             return "last line of the log"
-        return text_of(RUNNING, {"updated": STARTED_AT + 1, "generation": GENERATION, **script(int(clock.now))})
+        return text_of(
+            RUNNING, {"updated": STARTED_AT + 1, "generation": GENERATION, **script(int(clock.now))}
+        )
 
     rank = Rank(ScriptedTransport("spark-a", answer), 0, "c", "/state")
-    states = wait_until_serving([rank], progress=said.append, clock=clock, sleep=clock.sleep, **{"stall_s": 60, **options})
+    states = wait_until_serving(
+        [rank], progress=said.append, clock=clock, sleep=clock.sleep, **{"stall_s": 60, **options}
+    )
     return states, said
 
 
 def test_waiting_ends_with_serving_and_says_each_change_once() -> None:
     phases = ["starting", "loading", "loading", "loading", "serving"]
-    states, said = follow(lambda now: {"phase": phases[now], "progress": "3 of 9 shards" if now in (1, 2) else ""}, Clock())
+    states, said = follow(
+        lambda now: {"phase": phases[now], "progress": "3 of 9 shards" if now in (1, 2) else ""}, Clock()
+    )
     assert states[0].phase == "serving"
     assert said == [
-        "spark-a rank 0: starting", "spark-a rank 0: loading (3 of 9 shards)", "spark-a rank 0: loading", "spark-a rank 0: serving",
-    ]  # fmt: skip
+        "spark-a rank 0: starting",
+        "spark-a rank 0: loading (3 of 9 shards)",
+        "spark-a rank 0: loading",
+        "spark-a rank 0: serving",
+    ]
 
 
 def test_progress_renews_the_deadline() -> None:
     clock = Clock()
-    follow(lambda now: {"phase": "serving"} if now > 1000 else {"phase": "loading", "progress": f"{now // 50}"}, clock)
+    follow(
+        lambda now: {"phase": "serving"} if now > 1000 else {"phase": "loading", "progress": f"{now // 50}"},
+        clock,
+    )
     assert clock.now > 1000
 
 
@@ -225,7 +280,8 @@ def test_standing_still_ends_the_wait_with_the_phase_and_the_log() -> None:
     with pytest.raises(GateError) as failed:
         follow(lambda _: {"phase": "loading", "progress": "3 of 9 shards"}, clock)
     assert failed.value.line == (
-        "spark-a: expected the group to serve, found no progress for 60 s (spark-a rank 0: loading (3 of 9 shards))"
+        "spark-a: expected the group to serve, found no progress for 60 s (spark-a rank 0: "
+        "loading (3 of 9 shards))"
     )
     assert failed.value.evidence == ("last line of the log",)
     assert clock.now < 70
@@ -246,7 +302,10 @@ def test_an_old_generation_neither_passes_nor_fails_the_gate() -> None:
 def test_a_failed_rank_ends_the_wait_at_once() -> None:
     clock = Clock()
     with pytest.raises(GateError) as failed:
-        follow(lambda now: {"phase": "failed", **first_error(1, "no GPU")} if now else {"phase": "loading"}, clock)
+        follow(
+            lambda now: {"phase": "failed", **first_error(1, "no GPU")} if now else {"phase": "loading"},
+            clock,
+        )
     assert failed.value.line == "spark-a, rank 0: no GPU"
     assert clock.now <= 2
 
@@ -259,14 +318,24 @@ def test_a_node_that_goes_silent_is_told_as_unreachable() -> None:
     with pytest.raises(UnreachableError):
         wait_until_serving(
             [Rank(ScriptedTransport("spark-a", silent), 0, "c", "/s")],
-            stall_s=9, progress=lambda _: None, clock=clock, sleep=clock.sleep,
-        )  # fmt: skip
+            stall_s=9,
+            progress=lambda _: None,
+            clock=clock,
+            sleep=clock.sleep,
+        )
 
 
 def test_a_new_generation_is_asked_of_the_supervisor_itself() -> None:
     node = ScriptedTransport("spark-a", lambda _: "")
     ask_new_generation(Rank(node, 0, "c", "/s"), "/opt/vllm/bin/python3")
-    assert node.asked[0].argv == ("docker", "exec", "c", "/opt/vllm/bin/python3", "/opt/spark-vllm/runtime.pyz", "restart")
+    assert node.asked[0].argv == (
+        "docker",
+        "exec",
+        "c",
+        "/opt/vllm/bin/python3",
+        "/opt/spark-vllm/runtime.pyz",
+        "restart",
+    )
 
 
 @pytest.fixture
@@ -276,7 +345,12 @@ def endpoint() -> Iterator[ChatEndpoint]:
 
 
 @pytest.mark.parametrize(
-    "message", [{"content": "hello"}, {"content": None, "reasoning": "hello"}, {"content": "", "reasoning_content": "hello"}]
+    "message",
+    [
+        {"content": "hello"},
+        {"content": None, "reasoning": "hello"},
+        {"content": "", "reasoning_content": "hello"},
+    ],
 )
 def test_content_or_reasoning_is_a_completion(message: dict[str, Any], endpoint: ChatEndpoint) -> None:
     endpoint.say(message)
@@ -291,14 +365,18 @@ def test_an_open_endpoint_gets_no_key(endpoint: ChatEndpoint) -> None:
     assert endpoint.asked[0][1] is None
 
 
-def test_a_proxy_of_the_environment_is_not_used(endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_used(
+    endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert complete(endpoint.url, "qwen", None, timeout_s=20).seconds >= 0
 
 
 @pytest.mark.parametrize("status", [401, 404, 500, 503])
-def test_an_error_answer_is_told_with_its_status_and_without_the_key(status: int, endpoint: ChatEndpoint) -> None:
+def test_an_error_answer_is_told_with_its_status_and_without_the_key(
+    status: int, endpoint: ChatEndpoint
+) -> None:
     endpoint.status, endpoint.body = status, b'{"error": "engine is dead"}'
     with pytest.raises(GateError) as failed:
         complete(endpoint.url, "qwen", MARKER, timeout_s=20)
@@ -309,9 +387,19 @@ def test_an_error_answer_is_told_with_its_status_and_without_the_key(status: int
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"rubbish", b"[]", b"{}", b"null", b'{"choices": []}', b'{"choices": [{"message": {"content": ""}}]}', b'{"choices": "x"}',
-     b'{"choices": [{"message": null}]}', b'{"choices": [null]}'],
-)  # fmt: skip
+    [
+        b"",
+        b"rubbish",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"choices": []}',
+        b'{"choices": [{"message": {"content": ""}}]}',
+        b'{"choices": "x"}',
+        b'{"choices": [{"message": null}]}',
+        b'{"choices": [null]}',
+    ],
+)
 def test_an_answer_that_is_no_completion_is_a_failed_gate(body: bytes, endpoint: ChatEndpoint) -> None:
     endpoint.body = body
     with pytest.raises(GateError):

@@ -53,22 +53,38 @@ def after(words: tuple[str, ...], flag: str) -> str:
 def test_there_is_one_container_per_node_head_first() -> None:
     found = plan({"groups.main.nodes": ["spark-b", "spark-a"]}).containers
     assert [(c.rank, c.node, c.name) for c in found] == [
-        (0, "spark-b", "spark-vllm-dev-main-rank0"), (1, "spark-a", "spark-vllm-dev-main-rank1"),
-    ]  # fmt: skip
+        (0, "spark-b", "spark-vllm-dev-main-rank0"),
+        (1, "spark-a", "spark-vllm-dev-main-rank1"),
+    ]
 
 
 def test_the_entrypoint_is_the_supervisor_and_never_the_image_s_own() -> None:
     for container in plan({"image.python": "/opt/venv/bin/python3"}).containers:
         assert container.entrypoint == ("/opt/venv/bin/python3", "/opt/spark-vllm/runtime.pyz")
-        assert container.command[:3] == ("run", "--deployment", plan({"image.python": "/opt/venv/bin/python3"}).deployment)
+        assert container.command[:3] == (
+            "run",
+            "--deployment",
+            plan({"image.python": "/opt/venv/bin/python3"}).deployment,
+        )
 
 
 def test_ranks_differ_only_in_what_follows_from_their_node() -> None:
     head, worker = plan().containers
-    different = {key for key in environment_of(head) if environment_of(head)[key] != environment_of(worker).get(key)}
+    different = {
+        key for key in environment_of(head) if environment_of(head)[key] != environment_of(worker).get(key)
+    }
     assert different == {"VLLM_HOST_IP"}
     assert environment_of(head).keys() == environment_of(worker).keys()
-    for field in ("entrypoint", "cache_volume", "devices", "gpus", "capabilities", "memlock_unlimited", "shm_size_mib", "health_command"):
+    for field in (
+        "entrypoint",
+        "cache_volume",
+        "devices",
+        "gpus",
+        "capabilities",
+        "memlock_unlimited",
+        "shm_size_mib",
+        "health_command",
+    ):
         assert getattr(head, field) == getattr(worker, field), field
     mine, theirs = head.command, worker.command
     assert mine[mine.index("--") :] == theirs[theirs.index("--") :]
@@ -77,7 +93,9 @@ def test_ranks_differ_only_in_what_follows_from_their_node() -> None:
 
 
 def test_nodes_that_use_other_cages_get_their_own_interface_names() -> None:
-    head, worker = plan({"nodes[1].fabric[0]": {"netdev": "enp1s0f0np0", "address": "192.168.200.13/24", "hca": "rocep1s0f0"}}).containers
+    head, worker = plan(
+        {"nodes[1].fabric[0]": {"netdev": "enp1s0f0np0", "address": "192.168.200.13/24", "hca": "rocep1s0f0"}}
+    ).containers
     assert environment_of(head)["NCCL_SOCKET_IFNAME"] == "enp1s0f1np1"
     assert environment_of(worker)["GLOO_SOCKET_IFNAME"] == "enp1s0f0np0"
     assert environment_of(head)["NCCL_IB_HCA"] == "=rocep1s0f1,roceP2p1s0f1"
@@ -150,8 +168,11 @@ def test_only_the_head_gets_the_key_s_folder_and_only_if_there_is_a_key(source: 
 def test_labels_say_whose_a_container_is() -> None:
     found = plan()
     assert found.containers[1].labels == {
-        "spark-vllm.stack": "dev", "spark-vllm.group": "main", "spark-vllm.rank": "1", "spark-vllm.deployment": found.deployment,
-    }  # fmt: skip
+        "spark-vllm.stack": "dev",
+        "spark-vllm.group": "main",
+        "spark-vllm.rank": "1",
+        "spark-vllm.deployment": found.deployment,
+    }
 
 
 def test_the_same_settings_give_the_same_plan() -> None:
@@ -190,46 +211,85 @@ def test_another_image_supervisor_or_revision_is_another_deployment() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"nodes[1].management_address": "10.9.9.9"}, {"nodes[0].ssh_port": 2222}, {"host": {"sysctls": {"net.core.rmem_max": "1"}}},
-     {"fabric": {"mtu_bytes": 4200}}, {"groups.main.serving.public_host": "spark.example"}],
+    [
+        {"nodes[1].management_address": "10.9.9.9"},
+        {"nodes[0].ssh_port": 2222},
+        {"host": {"sysctls": {"net.core.rmem_max": "1"}}},
+        {"fabric": {"mtu_bytes": 4200}},
+        {"groups.main.serving.public_host": "spark.example"},
+    ],
     ids=lambda change: next(iter(change)),
-)  # fmt: skip
+)
 def test_what_no_rank_sees_restarts_nothing(change: dict[str, Any]) -> None:
     assert plan(change).deployment == plan().deployment
 
 
 def test_what_is_not_set_is_not_passed_to_vllm() -> None:
-    assert serve_arguments(ServingSettings()) == ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "1"]
+    assert serve_arguments(ServingSettings()) == [
+        "--tensor-parallel-size",
+        "1",
+        "--pipeline-parallel-size",
+        "1",
+    ]
 
 
 def test_the_reference_arguments() -> None:
     serving = ServingSettings(
-        tensor_parallel_size=2, max_model_len=32768, gpu_memory_utilization=0.9, trust_remote_code=True,
-        reasoning_parser="qwen3", tool_call_parser="qwen3_coder", enable_auto_tool_choice=True, extra_args=("--seed", "7"),
-    )  # fmt: skip
+        tensor_parallel_size=2,
+        max_model_len=32768,
+        gpu_memory_utilization=0.9,
+        trust_remote_code=True,
+        reasoning_parser="qwen3",
+        tool_call_parser="qwen3_coder",
+        enable_auto_tool_choice=True,
+        extra_args=("--seed", "7"),
+    )
     assert serve_arguments(serving) == [
-        "--tensor-parallel-size", "2", "--pipeline-parallel-size", "1", "--max-model-len", "32768",
-        "--gpu-memory-utilization", "0.9", "--trust-remote-code", "--reasoning-parser", "qwen3",
-        "--tool-call-parser", "qwen3_coder", "--enable-auto-tool-choice", "--seed", "7",
-    ]  # fmt: skip
+        "--tensor-parallel-size",
+        "2",
+        "--pipeline-parallel-size",
+        "1",
+        "--max-model-len",
+        "32768",
+        "--gpu-memory-utilization",
+        "0.9",
+        "--trust-remote-code",
+        "--reasoning-parser",
+        "qwen3",
+        "--tool-call-parser",
+        "qwen3_coder",
+        "--enable-auto-tool-choice",
+        "--seed",
+        "7",
+    ]
 
 
-@pytest.mark.parametrize(("value", "words"), [(True, ["--enable-prefix-caching"]), (False, ["--no-enable-prefix-caching"]), (None, [])])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(True, ["--enable-prefix-caching"]), (False, ["--no-enable-prefix-caching"]), (None, [])],
+)
 def test_a_switch_of_three_states_is_passed_only_when_set(value: bool | None, words: list[str]) -> None:
     found = serve_arguments(ServingSettings(enable_prefix_caching=value))
     assert [word for word in found if "prefix" in word] == words
 
 
 @given(
-    length=st.none() | st.integers(1, 10**6), share=st.none() | st.floats(0.01, 1), eager=st.booleans(),
-    caching=st.none() | st.booleans(), parser=st.none() | st.text("abc_1", min_size=1, max_size=8),
+    length=st.none() | st.integers(1, 10**6),
+    share=st.none() | st.floats(0.01, 1),
+    eager=st.booleans(),
+    caching=st.none() | st.booleans(),
+    parser=st.none() | st.text("abc_1", min_size=1, max_size=8),
     cache=st.none() | st.integers(1, 10**12) | st.sampled_from(["64M", "2G"]),
-)  # fmt: skip
+)
 def test_every_argument_is_a_flag_or_the_value_of_one(**values: Any) -> None:
     serving = ServingSettings(
-        max_model_len=values["length"], gpu_memory_utilization=values["share"], enforce_eager=values["eager"],
-        enable_prefix_caching=values["caching"], reasoning_parser=values["parser"], kv_cache_memory_bytes=values["cache"],
-    )  # fmt: skip
+        max_model_len=values["length"],
+        gpu_memory_utilization=values["share"],
+        enforce_eager=values["eager"],
+        enable_prefix_caching=values["caching"],
+        reasoning_parser=values["parser"],
+        kv_cache_memory_bytes=values["cache"],
+    )
     words = serve_arguments(serving)
     flags = [word for word in words if word.startswith("--")]
     assert len(flags) == len(set(flags))
@@ -243,7 +303,10 @@ def test_names_and_paths() -> None:
     settings = settings_with({"groups.main.model.served_name": "Qwen/Qwen3.5 122B".replace(" ", "-")})
     assert container_name("dev", "main", 1) == "spark-vllm-dev-main-rank1"
     assert model_target(settings.groups["main"]) == "/models/Qwen-Qwen3.5-122B"
-    assert key_path(StackFolder("/root/.spark-vllm", "dev"), "main") == "/root/.spark-vllm/stacks/dev/secrets/main/api_key"
+    assert (
+        key_path(StackFolder("/root/.spark-vllm", "dev"), "main")
+        == "/root/.spark-vllm/stacks/dev/secrets/main/api_key"
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,14 +322,25 @@ def test_the_endpoint_is_what_people_will_use(change: dict[str, Any], endpoint: 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_supervisor_itself_takes_what_the_plan_renders(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_supervisor_itself_takes_what_the_plan_renders(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[Any] = []
+
+    def started_with(settings: Any) -> int:
+        started.append(settings)
+        return 0
+
     monkeypatch.setattr(supervisor, "Head", lambda settings: settings)
     monkeypatch.setattr(supervisor, "Worker", lambda settings: settings)
-    monkeypatch.setattr(supervisor, "_run", lambda settings: started.append(settings) or 0)
+    monkeypatch.setattr(supervisor, "_run", started_with)
     assert supervisor.main(plan({"groups.main.serving.max_model_len": 512}).containers[rank].command) == 0
     [settings] = started
-    assert (settings.rank, settings.nodes, settings.deployment) == (rank, 2, plan({"groups.main.serving.max_model_len": 512}).deployment)
+    assert (settings.rank, settings.nodes, settings.deployment) == (
+        rank,
+        2,
+        plan({"groups.main.serving.max_model_len": 512}).deployment,
+    )
     assert settings.head_address == "192.168.200.12"
     assert settings.serve_args[-2:] == ["--max-model-len", "512"]
     assert (str(settings.api_key_file) == "/run/secrets/spark-vllm/api_key") is (rank == 0)
@@ -274,7 +348,9 @@ def test_the_supervisor_itself_takes_what_the_plan_renders(rank: int, monkeypatc
 
 @pytest.mark.parametrize("flag", sorted(_OURS))
 @pytest.mark.parametrize("shape", ["{}", "{}=x"])
-def test_what_the_supervisor_refuses_to_pass_on_is_refused_by_the_settings_first(flag: str, shape: str) -> None:
+def test_what_the_supervisor_refuses_to_pass_on_is_refused_by_the_settings_first(
+    flag: str, shape: str
+) -> None:
     for spelling in (flag, flag[:2] + flag[2:].replace("-", "_")):
         with pytest.raises(SettingsError):
             settings_with({"groups.main.serving.extra_args": [shape.format(spelling)]})
@@ -287,4 +363,7 @@ def test_other_spellings_of_a_setting_are_refused_in_extra_args(flag: str) -> No
 
 
 def test_a_plan_can_be_written_as_json() -> None:
-    assert json.loads(json.dumps(vars(plan().containers[0]), default=vars))["name"] == "spark-vllm-dev-main-rank0"
+    assert (
+        json.loads(json.dumps(vars(plan().containers[0]), default=vars))["name"]
+        == "spark-vllm-dev-main-rank0"
+    )

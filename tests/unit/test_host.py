@@ -133,7 +133,8 @@ def test_lines_that_are_no_assignment_are_left_out(text: str) -> None:
             "the deploy user may not use the Docker socket (is it in the docker group?)",
         ),
         (
-            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker "
+            "daemon running?",
             None,
             "the Docker daemon does not answer (is docker.service running?)",
         ),
@@ -142,7 +143,9 @@ def test_lines_that_are_no_assignment_are_left_out(text: str) -> None:
     ],
     ids=["version", "warning before it", "missing", "permission", "stopped", "nothing", "rubbish"],
 )
-def test_a_docker_version_or_what_docker_said_instead(text: str, version: str | None, problem: str | None) -> None:
+def test_a_docker_version_or_what_docker_said_instead(
+    text: str, version: str | None, problem: str | None
+) -> None:
     assert parse_docker_version(text) == (version, problem)
 
 
@@ -152,7 +155,9 @@ def test_docker_gives_a_version_or_a_problem_and_never_both(text: str) -> None:
     assert (version is None) != (problem is None)
 
 
-@pytest.mark.parametrize("missing", ["architecture", "kernel", "os", "dgx", "memory", "disk", "docker", "gpu"])
+@pytest.mark.parametrize(
+    "missing", ["architecture", "kernel", "os", "dgx", "memory", "disk", "docker", "gpu"]
+)
 def test_an_answer_without_one_of_the_facts_is_not_understood(missing: str) -> None:
     text = observation().replace(f"=== {missing}\n", "=== other\n")
     with pytest.raises(ObservationError) as failed:
@@ -161,15 +166,26 @@ def test_an_answer_without_one_of_the_facts_is_not_understood(missing: str) -> N
 
 
 @pytest.mark.parametrize(
-    "changes", [{"memory": "MemTotal: lots kB"}, {"memory": "MemTotal:\nMemAvailable:"}, {"disk": ""}, {"disk": "Avail"}]
+    "changes",
+    [
+        {"memory": "MemTotal: lots kB"},
+        {"memory": "MemTotal:\nMemAvailable:"},
+        {"disk": ""},
+        {"disk": "Avail"},
+    ],
 )
 def test_numbers_that_are_none_are_not_understood(changes: dict[str, str]) -> None:
     with pytest.raises(ObservationError):
         observe_host(ScriptedTransport("spark-a", lambda _: observation(**changes)), "/")
 
 
-def test_the_observation_script_runs_on_this_machine_for_a_folder_that_is_not_there_yet(node: LocalNode, tmp_path: Path) -> None:
-    node.install("docker", '#!/bin/sh\necho "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?" >&2; exit 1\n')
+def test_the_observation_script_runs_on_this_machine_for_a_folder_that_is_not_there_yet(
+    node: LocalNode, tmp_path: Path
+) -> None:
+    node.install(
+        "docker",
+        '#!/bin/sh\necho "Cannot connect to the Docker daemon. Is the docker daemon running?" >&2; exit 1\n',
+    )
     facts = observe_host(node, str(tmp_path / "not" / "there"))
     assert facts.memory_total_bytes > facts.memory_available_bytes > 0
     assert facts.disk_free_bytes > 0
@@ -181,8 +197,10 @@ def test_the_observation_script_runs_on_this_machine_for_a_folder_that_is_not_th
 def test_kernel_parameters_are_read_with_single_blanks_and_absent_ones_told(node: LocalNode) -> None:
     names = ["net.core.rmem_max", "net.ipv4.tcp_rmem", "no.such"]
     assert observe_sysctls(node, names) == {
-        "net.core.rmem_max": "212992", "net.ipv4.tcp_rmem": "4096 131072 6291456", "no.such": None,
-    }  # fmt: skip
+        "net.core.rmem_max": "212992",
+        "net.ipv4.tcp_rmem": "4096 131072 6291456",
+        "no.such": None,
+    }
 
 
 def test_without_declared_parameters_the_node_is_not_asked() -> None:
@@ -211,10 +229,14 @@ def test_a_plan_brings_everything_to_its_wanted_value(wanted: dict[str, str], fo
     assert {name: after[name] for name in wanted} == wanted
 
 
-def test_applying_records_the_old_value_first_and_is_done_once(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+def test_applying_records_the_old_value_first_and_is_done_once(
+    node: LocalNode, folder: StackFolder, kernel: Path
+) -> None:
     wanted = {"net.core.rmem_max": "67108864"}
     assert apply_sysctls(node, folder, wanted, []) == wanted
-    assert [(entry.target, entry.old) for entry in read_journal(node, folder)] == [("net.core.rmem_max", "212992")]
+    assert [(entry.target, entry.old) for entry in read_journal(node, folder)] == [
+        ("net.core.rmem_max", "212992")
+    ]
     node.asked.clear()
     apply_sysctls(node, folder, wanted, [])
     assert [cmd for cmd in node.asked if cmd.sudo] == []
@@ -236,10 +258,15 @@ def test_a_second_value_keeps_the_first_old_one(node: LocalNode, folder: StackFo
 
 
 @pytest.mark.usefixtures("kernel")
-def test_a_parameter_that_is_not_there_changes_nothing(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+def test_a_parameter_that_is_not_there_changes_nothing(
+    node: LocalNode, folder: StackFolder, kernel: Path
+) -> None:
     with pytest.raises(CommandError) as failed:
         apply_sysctls(node, folder, {"net.core.rmem_max": "1", "no.such": "1"}, [])
-    assert failed.value.line == "spark-a (host.sysctls): expected the kernel parameter no.such, found none of that name"
+    assert (
+        failed.value.line
+        == "spark-a (host.sysctls): expected the kernel parameter no.such, found none of that name"
+    )
     assert (kernel / "net.core.rmem_max").read_text() == "212992\n"
 
 
@@ -247,7 +274,10 @@ def test_a_value_that_the_kernel_bounds_is_told(node: LocalNode, folder: StackFo
     (kernel / "limited").write_text("1000")
     with pytest.raises(CommandError) as failed:
         apply_sysctls(node, folder, {"net.core.rmem_max": "9999"}, [])
-    assert failed.value.line == "spark-a (host.sysctls): expected net.core.rmem_max = 9999, found 1000 after setting it"
+    assert (
+        failed.value.line
+        == "spark-a (host.sysctls): expected net.core.rmem_max = 9999, found 1000 after setting it"
+    )
     assert len(read_journal(node, folder)) == 1
 
 
@@ -256,5 +286,7 @@ def test_files_are_told_by_their_content_and_absent_ones_too(tmp_path: Path) -> 
     there.write_bytes(b"content")
     found = observe_files(LocalNode(), [str(there), str(tmp_path / "none"), str(tmp_path)])
     assert found == {
-        str(there): hashlib.sha256(b"content").hexdigest(), str(tmp_path / "none"): "absent", str(tmp_path): "absent",
-    }  # fmt: skip
+        str(there): hashlib.sha256(b"content").hexdigest(),
+        str(tmp_path / "none"): "absent",
+        str(tmp_path): "absent",
+    }

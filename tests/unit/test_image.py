@@ -52,7 +52,9 @@ def test_the_id_of_an_archive_is_the_digest_of_its_configuration(config: str, tm
     ],
     ids=["no image", "two images", "no configuration"],
 )
-def test_an_archive_of_another_shape_is_a_setting_that_cannot_be_used(manifest: object, words: str, tmp_path: Path) -> None:
+def test_an_archive_of_another_shape_is_a_setting_that_cannot_be_used(
+    manifest: object, words: str, tmp_path: Path
+) -> None:
     path = archive(tmp_path / "image.tar", manifest)
     with pytest.raises(SettingsError) as failed:
         archive_image_id(path)
@@ -64,7 +66,9 @@ def test_a_file_that_is_no_archive_is_told(content: bytes, tmp_path: Path) -> No
     (tmp_path / "image.tar").write_bytes(content)
     with pytest.raises(SettingsError) as failed:
         archive_image_id(str(tmp_path / "image.tar"))
-    assert failed.value.violations[0].startswith(f"image.archive: found {tmp_path}/image.tar, which is not a docker-save archive")
+    assert failed.value.violations[0].startswith(
+        f"image.archive: found {tmp_path}/image.tar, which is not a docker-save archive"
+    )
 
 
 def test_an_archive_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -85,7 +89,12 @@ def test_an_image_is_absent_only_if_the_daemon_says_so(host: FakeHost) -> None:
 
 @pytest.mark.parametrize(
     "stderr",
-    ["Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", "permission denied", "bash: docker: command not found", ""],
+    [
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.",
+        "permission denied",
+        "bash: docker: command not found",
+        "",
+    ],
 )
 def test_a_daemon_that_could_not_be_asked_is_not_a_missing_image(stderr: str) -> None:
     with pytest.raises(CommandError) as failed:
@@ -152,7 +161,11 @@ def test_a_load_that_brought_nothing_is_told(host: FakeHost, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "other",
-    [ImageFacts(OTHER, "arm64", ("sha256:1",)), ImageFacts(OTHER, "amd64", FACTS.layers), ImageFacts(OTHER, "arm64", FACTS.layers[::-1])],
+    [
+        ImageFacts(OTHER, "arm64", ("sha256:1",)),
+        ImageFacts(OTHER, "amd64", FACTS.layers),
+        ImageFacts(OTHER, "arm64", FACTS.layers[::-1]),
+    ],
     ids=["layers", "architecture", "order of layers"],
 )
 def test_two_nodes_with_different_images_are_refused(other: ImageFacts) -> None:

@@ -64,7 +64,11 @@ def test_the_rank_supervisor_imports_nothing_of_its_image_when_it_starts() -> No
         for node in ast.parse(path.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found += [f"{path.name}:{node.lineno} {name}" for name in names if name.split(".")[0] in INSIDE_THE_IMAGE]
+            found += [
+                f"{path.name}:{node.lineno} {name}"
+                for name in names
+                if name.split(".")[0] in INSIDE_THE_IMAGE
+            ]
     assert found == []
 
 
@@ -111,11 +115,15 @@ def test_no_module_is_a_drawer_for_everything() -> None:
 
 
 def _undocumented(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Public functions and classes without a docstring; plain properties and a provider's own methods speak for themselves."""
+    """Public functions and classes without a docstring; properties and methods speak for themselves."""
     if not ast.get_docstring(tree):
         yield 1, "the module"
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+        if (
+            isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and not node.name.startswith("_")
+            and not ast.get_docstring(node)
+        ):
             yield node.lineno, node.name
 
 

@@ -28,7 +28,10 @@ def mode_of(path: Path) -> int:
 
 
 @settings(max_examples=10)
-@given(content=st.binary(max_size=2000), name=st.sampled_from(["plain", "with blanks", "quote'd", "$(touch x)", "-dash"]))
+@given(
+    content=st.binary(max_size=2000),
+    name=st.sampled_from(["plain", "with blanks", "quote'd", "$(touch x)", "-dash"]),
+)
 def test_a_file_arrives_byte_for_byte_under_any_name(
     content: bytes, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -154,7 +157,9 @@ def test_a_key_that_did_not_arrive_is_an_error_without_it(tmp_path: Path) -> Non
 
     with pytest.raises(CommandError) as failed:
         write_key(ScriptedTransport("spark-a", swallow), str(tmp_path / "k"), MARKER)
-    assert failed.value.line == f"spark-a: expected the key just written in {tmp_path}/k, found something else"
+    assert (
+        failed.value.line == f"spark-a: expected the key just written in {tmp_path}/k, found something else"
+    )
     assert MARKER not in "".join(traceback.format_exception(failed.value))
 
 

@@ -13,7 +13,14 @@ import pytest
 from spark_core.errors import UnreachableError
 from spark_core.fabric import FabricFacts, Link
 from spark_core.host import HostFacts
-from spark_core.preflight import Finding, NodeLook, cluster_findings, look_at_nodes, node_findings, reach_nodes
+from spark_core.preflight import (
+    Finding,
+    NodeLook,
+    cluster_findings,
+    look_at_nodes,
+    node_findings,
+    reach_nodes,
+)
 from spark_core.settings import NodeSettings, Settings, read_settings
 from spark_core.transport.base import Command, Result, Transport
 from spark_core.transport.scripted import ScriptedTransport
@@ -21,10 +28,17 @@ from tests.config_cases import apply_change, load_base
 from tests.fake_host import FakeHost
 
 HOST = HostFacts(
-    architecture="arm64", kernel="6.14.0-1013-nvidia", os="Ubuntu 24.04.4 LTS", dgx_release="7.2.3",
-    memory_total_bytes=130 << 30, memory_available_bytes=120 << 30, disk_free_bytes=1 << 40, docker="29.2.1",
-    docker_problem=None, gpu="NVIDIA GB10, 580.142",
-)  # fmt: skip
+    architecture="arm64",
+    kernel="6.14.0-1013-nvidia",
+    os="Ubuntu 24.04.4 LTS",
+    dgx_release="7.2.3",
+    memory_total_bytes=130 << 30,
+    memory_available_bytes=120 << 30,
+    disk_free_bytes=1 << 40,
+    docker="29.2.1",
+    docker_problem=None,
+    gpu="NVIDIA GB10, 580.142",
+)
 FABRIC = FabricFacts(
     {
         "lo": Link(65536, ("127.0.0.1/8",), True),
@@ -42,7 +56,10 @@ def settings_with(change: Mapping[str, Any] | None = None) -> Settings:
 
 def lines(look: NodeLook, change: Mapping[str, Any] | None = None, node: int = 0) -> list[str]:
     settings = settings_with(change)
-    return [f"{f.severity} {f.where}: {f.what}" for f in node_findings(settings, "dev", settings.nodes[node], look)]
+    return [
+        f"{f.severity} {f.where}: {f.what}"
+        for f in node_findings(settings, "dev", settings.nodes[node], look)
+    ]
 
 
 def test_a_node_that_is_as_declared_has_no_finding() -> None:
@@ -83,14 +100,20 @@ def test_a_node_that_is_as_declared_has_no_finding() -> None:
         ),
         (
             replace(LOOK, same_name="spark-vllm-dev-main-rank0|prod|vllm|Up"),
-            "fail spark-a: expected no foreign container spark-vllm-dev-main-rank0, found one of stack prod (vllm, Up)",
+            "fail spark-a: expected no foreign container spark-vllm-dev-main-rank0, found one "
+            "of stack prod (vllm, Up)",
         ),
         (
             replace(LOOK, fabric=FabricFacts({"lo": FABRIC.links["lo"], "enP7s7": Link(1500, (), True)}, {})),
             "fail spark-a (nodes[].fabric[0]): expected the interface enp1s0f1np1, found only enP7s7",
         ),
         (
-            replace(LOOK, fabric=replace(FABRIC, links=FABRIC.links | {"enp1s0f1np1": Link(9000, ("192.168.200.12/24",), False)})),
+            replace(
+                LOOK,
+                fabric=replace(
+                    FABRIC, links=FABRIC.links | {"enp1s0f1np1": Link(9000, ("192.168.200.12/24",), False)}
+                ),
+            ),
             "fail spark-a (nodes[].fabric[0]): expected a carrier on enp1s0f1np1, found none",
         ),
         (
@@ -98,11 +121,16 @@ def test_a_node_that_is_as_declared_has_no_finding() -> None:
             "fail spark-a (nodes[].fabric[0]): expected the RDMA device rocep1s0f1, found rocep1s0f0",
         ),
         (
-            replace(LOOK, fabric=replace(FABRIC, links=FABRIC.links | {"enp1s0f1np1": Link(1500, ("192.168.200.12/24",), True)})),
+            replace(
+                LOOK,
+                fabric=replace(
+                    FABRIC, links=FABRIC.links | {"enp1s0f1np1": Link(1500, ("192.168.200.12/24",), True)}
+                ),
+            ),
             "fail spark-a (nodes[].fabric[0]): expected MTU 9000 on enp1s0f1np1, found 1500",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_would_fail_on_a_node_is_told_first(look: NodeLook, told: str) -> None:
     assert lines(look)[0] == told
 
@@ -124,7 +152,10 @@ def test_a_host_without_gpu_and_of_another_kind_is_right_for_cpu() -> None:
 
 def test_every_failure_says_what_to_do() -> None:
     broken = NodeLook(
-        replace(HOST, architecture="amd64", gpu=None, disk_free_bytes=0), FabricFacts({}, {}), {30000: "x"}, "c||i|s"
+        replace(HOST, architecture="amd64", gpu=None, disk_free_bytes=0),
+        FabricFacts({}, {}),
+        {30000: "x"},
+        "c||i|s",
     )
     findings = node_findings(settings_with(), "dev", settings_with().nodes[0], broken)
     assert len(findings) == 7
@@ -134,14 +165,30 @@ def test_every_failure_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("change", "severity", "words"),
     [
-        ({"architecture": "amd64"}, "fail", "expected the same architecture on all nodes, found spark-a arm64, spark-b amd64"),
-        ({"gpu": "NVIDIA GB10, 570.1"}, "fail", "expected the same GPU and driver on all nodes, found "
-                                                "spark-a NVIDIA GB10, 580.142, spark-b NVIDIA GB10, 570.1"),
-        ({"kernel": "6.17"}, "warn", "expected the same kernel on all nodes, found spark-a 6.14.0-1013-nvidia, spark-b 6.17"),
-        ({"docker": None}, "warn", "expected the same Docker on all nodes, found spark-a 29.2.1, spark-b unknown"),
+        (
+            {"architecture": "amd64"},
+            "fail",
+            "expected the same architecture on all nodes, found spark-a arm64, spark-b amd64",
+        ),
+        (
+            {"gpu": "NVIDIA GB10, 570.1"},
+            "fail",
+            "expected the same GPU and driver on all nodes, found "
+            "spark-a NVIDIA GB10, 580.142, spark-b NVIDIA GB10, 570.1",
+        ),
+        (
+            {"kernel": "6.17"},
+            "warn",
+            "expected the same kernel on all nodes, found spark-a 6.14.0-1013-nvidia, spark-b 6.17",
+        ),
+        (
+            {"docker": None},
+            "warn",
+            "expected the same Docker on all nodes, found spark-a 29.2.1, spark-b unknown",
+        ),
     ],
     ids=lambda value: str(next(iter(value))) if isinstance(value, dict) else "",
-)  # fmt: skip
+)
 def test_nodes_that_differ_are_told(change: dict[str, Any], severity: str, words: str) -> None:
     [finding] = cluster_findings({"spark-a": LOOK, "spark-b": replace(LOOK, host=replace(HOST, **change))})
     assert (finding.severity, finding.where, finding.what) == (severity, "nodes", words)
@@ -153,7 +200,10 @@ def test_one_node_alone_cannot_differ() -> None:
 
 
 def test_a_finding_is_a_line_and_what_to_do() -> None:
-    assert Finding("fail", "spark-a", "expected x, found y", "do z").line == "spark-a: expected x, found y\n  do: do z"
+    assert (
+        Finding("fail", "spark-a", "expected x, found y", "do z").line
+        == "spark-a: expected x, found y\n  do: do z"
+    )
     assert Finding("warn", "spark-a", "x").line == "spark-a: x"
 
 
@@ -193,7 +243,9 @@ def test_a_busy_port_is_told_with_its_holder_unless_it_is_our_own_group(hosts: d
 
 
 def test_a_dead_daemon_is_one_finding(hosts: dict[str, FakeHost]) -> None:
-    hosts["spark-b"].change(docker_error="Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?")
+    hosts["spark-b"].change(
+        docker_error="Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?"
+    )
     found = without_carrier(look_at_nodes(settings_with(CPU), "dev", lambda node: hosts[node.name].node))
     assert found[0] == (
         "spark-b, docker: expected a Docker daemon that answers, "
@@ -214,8 +266,9 @@ def test_two_dead_nodes_are_told_in_one_run() -> None:
         "spark-b, connect (TCP): connection refused\n  do: start sshd",
     ]
     assert [error.where for error in reach_nodes(settings_with().nodes, dead)] == [
-        "spark-a, connect (TCP)", "spark-b, connect (TCP)",
-    ]  # fmt: skip
+        "spark-a, connect (TCP)",
+        "spark-b, connect (TCP)",
+    ]
 
 
 def test_a_node_that_cannot_be_opened_is_a_finding_too() -> None:
@@ -223,8 +276,9 @@ def test_a_node_that_cannot_be_opened_is_a_finding_too() -> None:
         raise UnreachableError("no pin", node=node.name, step="host key")
 
     assert [finding.line for finding in look_at_nodes(settings_with(), "dev", unpinned)] == [
-        "spark-a, host key: no pin", "spark-b, host key: no pin",
-    ]  # fmt: skip
+        "spark-a, host key: no pin",
+        "spark-b, host key: no pin",
+    ]
 
 
 def test_nodes_are_looked_at_side_by_side() -> None:

@@ -59,8 +59,10 @@ def test_the_error_names_every_violation_and_that_no_node_was_contacted() -> Non
     text = str(refused.value)
     assert text.splitlines()[0] == "the stack file has 3 settings that cannot be used; no node was contacted"
     assert [line.split(":")[0].strip() for line in text.splitlines()[1:]] == [
-        "hardware", "nodes[0].ssh_port", "fabric.mtu",
-    ]  # fmt: skip
+        "hardware",
+        "nodes[0].ssh_port",
+        "fabric.mtu",
+    ]
 
 
 def test_cross_checks_are_told_together_too() -> None:
@@ -73,14 +75,19 @@ def test_cross_checks_are_told_together_too() -> None:
         },
     )
     assert [line.split(":")[0] for line in violations_of(raw)] == [
-        "nodes[1].management_address", "nodes[1].fabric[1].address", "groups.main.serving",
-    ]  # fmt: skip
+        "nodes[1].management_address",
+        "nodes[1].fabric[1].address",
+        "groups.main.serving",
+    ]
 
 
 PLACES = [
     *[("", name) for name in Settings.model_fields],
     *[("groups.main.serving.", name) for name in ServingSettings.model_fields],
-    *[("nodes[1].", name) for name in ("name", "management_address", "user", "ssh_port", "host_key", "fabric")],
+    *[
+        ("nodes[1].", name)
+        for name in ("name", "management_address", "user", "ssh_port", "host_key", "fabric")
+    ],
     *[("nodes[0].fabric[1].", name) for name in ("netdev", "address")],
     *[("image.", name) for name in ("registry", "archive", "local_id", "python")],
     *[("groups.main.", name) for name in ("nodes", "model", "serving")],
@@ -92,7 +99,9 @@ PLACES = [
 def test_a_doubled_letter_in_any_key_is_answered_with_the_right_key(place: str, name: str) -> None:
     typo = name[:2] + name[1:]
     lines = violations_of(apply_change(load_base(), {f"{place}{typo}": "x"}))
-    assert any(line.startswith(f"{place}{typo}: found an unknown key; did you mean '{name}'?") for line in lines)
+    assert any(
+        line.startswith(f"{place}{typo}: found an unknown key; did you mean '{name}'?") for line in lines
+    )
 
 
 @given(key=st.text(alphabet="abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20))
@@ -148,9 +157,9 @@ def test_an_own_key_is_accepted_with_its_secret() -> None:
 def test_settings_cannot_be_changed_after_they_were_read() -> None:
     settings = read_settings(load_base())
     with pytest.raises(ValidationError):
-        settings.nodes[0].user = "root"
+        settings.nodes[0].user = "root"  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        settings.hardware = "cpu"
+        settings.hardware = "cpu"  # type: ignore[misc]
 
 
 def test_a_long_wrong_value_is_cut() -> None:
@@ -168,14 +177,24 @@ def test_per_node_variables_are_refused_in_the_environment_of_all(name: str) -> 
 @pytest.mark.parametrize("flag", sorted(OWN_FLAGS))
 @pytest.mark.parametrize("shape", ["{}", "{}=x"])
 def test_flags_that_the_program_renders_are_refused_in_extra_args(flag: str, shape: str) -> None:
-    [line] = violations_of(apply_change(load_base(), {"groups.main.serving.extra_args": [shape.format(flag)]}))
+    [line] = violations_of(
+        apply_change(load_base(), {"groups.main.serving.extra_args": [shape.format(flag)]})
+    )
     assert f"{flag} is " in line
 
 
-@pytest.mark.parametrize("netplan_file", [
-    "/etc/netplan/../passwd.yaml", "/etc/netplan/a.conf", "/etc/netplan/", "60.yaml", "/etc/netplan/a b.yaml",
-    "/etc/netplan/sub/60.yaml", "/etc/netplan/60.yaml\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "netplan_file",
+    [
+        "/etc/netplan/../passwd.yaml",
+        "/etc/netplan/a.conf",
+        "/etc/netplan/",
+        "60.yaml",
+        "/etc/netplan/a b.yaml",
+        "/etc/netplan/sub/60.yaml",
+        "/etc/netplan/60.yaml\n",
+    ],
+)
 def test_the_file_that_is_ours_can_only_be_a_netplan_file(netplan_file: str) -> None:
     raw = apply_change(load_base(), {"fabric": {"netplan_file": netplan_file}})
     if netplan_file.endswith("\n"):  # blanks around a value are taken off
@@ -186,14 +205,18 @@ def test_the_file_that_is_ours_can_only_be_a_netplan_file(netplan_file: str) -> 
 
 def test_the_root_folder_follows_the_deploy_user() -> None:
     settings = read_settings(apply_change(load_base(), {"nodes[1].user": "root"}))
-    assert [settings.root_of(node) for node in settings.nodes] == ["/home/aurora/.spark-vllm", "/root/.spark-vllm"]
+    assert [settings.root_of(node) for node in settings.nodes] == [
+        "/home/aurora/.spark-vllm",
+        "/root/.spark-vllm",
+    ]
 
 
 def test_sysctl_values_become_text_with_single_blanks() -> None:
     raw, _ = load_case(FOLDER / "host.ok.sysctl-with-numbers.yaml")
     assert read_settings(raw).host.sysctls == {
-        "net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "67108864",
-    }  # fmt: skip
+        "net.ipv4.tcp_rmem": "4096 131072 6291456",
+        "net.core.rmem_max": "67108864",
+    }
 
 
 def test_numbers_and_booleans_of_the_environment_become_what_a_shell_would_have() -> None:
@@ -202,11 +225,14 @@ def test_numbers_and_booleans_of_the_environment_become_what_a_shell_would_have(
 
 
 def test_variables_of_other_launchers_are_noted_by_name_and_setting_only() -> None:
-    notes = launcher_variable_notes({"VLLM_IMAGE": MARKER, "VLLM_API_KEY": MARKER, "PATH": "/bin", "HEAD_IP": ""})
+    notes = launcher_variable_notes(
+        {"VLLM_IMAGE": MARKER, "VLLM_API_KEY": MARKER, "PATH": "/bin", "HEAD_IP": ""}
+    )
     assert notes == [
         "VLLM_IMAGE is set in the environment and is not read; "
         "the setting is image.registry, image.archive or image.local_id",
-        "VLLM_API_KEY is set in the environment and is not read; the setting is groups.<name>.serving.api_key",
+        "VLLM_API_KEY is set in the environment and is not read; the setting is "
+        "groups.<name>.serving.api_key",
     ]
 
 
@@ -222,7 +248,7 @@ def stack_files() -> list[Path]:
 
 
 def committed_text(path: Path) -> str:
-    """A stack file as it is committed: the engine writes a salt of its own into the one that lies in the folder."""
+    """A stack file as it is committed: the engine writes a salt of its own into the one in the folder."""
     if not (PROJECT / ".git").exists():
         return path.read_text()
     done = subprocess.run(
@@ -244,7 +270,9 @@ def test_a_committed_stack_file_is_valid(path: Path) -> None:
 @pytest.mark.parametrize("path", stack_files(), ids=lambda path: path.name)
 def test_a_committed_stack_file_holds_no_encrypted_value_and_no_salt(path: Path) -> None:
     lines = committed_text(path).splitlines()
-    assert [line for line in lines if line.strip().startswith(("secure:", "encryptionsalt", "encryptedkey"))] == []
+    assert [
+        line for line in lines if line.strip().startswith(("secure:", "encryptionsalt", "encryptedkey"))
+    ] == []
 
 
 def test_the_lab_s_stack_file_is_there() -> None:

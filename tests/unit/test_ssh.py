@@ -87,9 +87,21 @@ def test_a_name_that_cannot_be_resolved_is_told_as_such(ssh: FakeSsh) -> None:
     ("stderr", "step", "words"),
     [
         ("Host key verification failed.", "host key (nodes[].host_key)", "expected host key"),
-        ("Unable to negotiate: no matching host key type found.", "host key (nodes[].host_key)", "found another key"),
-        ("aurora@spark-a: Permission denied (publickey).", "authentication", "expected a login as aurora without a prompt"),
-        ("kex_exchange_identification: Connection closed by remote host", "login", "Connection closed by remote host"),
+        (
+            "Unable to negotiate: no matching host key type found.",
+            "host key (nodes[].host_key)",
+            "found another key",
+        ),
+        (
+            "aurora@spark-a: Permission denied (publickey).",
+            "authentication",
+            "expected a login as aurora without a prompt",
+        ),
+        (
+            "kex_exchange_identification: Connection closed by remote host",
+            "login",
+            "Connection closed by remote host",
+        ),
         ("", "login", "ssh ended without a word"),
     ],
 )
@@ -153,7 +165,8 @@ def test_a_wrong_password_is_told_without_it(ssh: FakeSsh) -> None:
     with pytest.raises(CommandError) as failed:
         transport(ssh, MARKER).run(command("true", sudo=True))
     assert failed.value.line == (
-        "spark-a (sudo_password): expected that sudo accepts the password of the settings, found that it refuses it"
+        "spark-a (sudo_password): expected that sudo accepts the password of the settings, "
+        "found that it refuses it"
     )
     assert MARKER not in "".join(traceback.format_exception(failed.value))
 
@@ -163,7 +176,8 @@ def test_a_needed_password_that_nobody_gave_names_the_command_and_the_secret(ssh
     with pytest.raises(CommandError) as failed:
         transport(ssh).run(command("sysctl", "-q", "-w", "a.b=1", sudo=True))
     assert failed.value.line == (
-        "spark-a (sudo_password): expected root without a password for `sysctl -q -w …`, found that sudo asks for one"
+        "spark-a (sudo_password): expected root without a password for `sysctl -q -w …`, found "
+        "that sudo asks for one"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ from spark_core.weights import (
 from tests.local_node import LocalNode
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-NAMES = st.sampled_from(["config.json", "model.safetensors", "a/b/tokenizer.json", "with blank.txt", "-dash", "é.txt"])
+NAMES = st.sampled_from(
+    ["config.json", "model.safetensors", "a/b/tokenizer.json", "with blank.txt", "-dash", "é.txt"]
+)
 FOLDERS = st.dictionaries(NAMES, st.binary(max_size=40), max_size=5)
 
 
@@ -39,7 +42,11 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -48,9 +55,13 @@ def model(tmp_path: Path) -> Path:
     index = {"weight_map": {"layer.0": SHARDS[0], "layer.1": SHARDS[1], "layer.2": SHARDS[1]}}
     return write(
         tmp_path / "model",
-        {"config.json": b"{}", SHARDS[0]: b"first" * 100, SHARDS[1]: b"second" * 100,
-         "model.safetensors.index.json": json.dumps(index).encode()},
-    )  # fmt: skip
+        {
+            "config.json": b"{}",
+            SHARDS[0]: b"first" * 100,
+            SHARDS[1]: b"second" * 100,
+            "model.safetensors.index.json": json.dumps(index).encode(),
+        },
+    )
 
 
 class Places:
@@ -62,7 +73,14 @@ class Places:
         self.target = str(base / "root" / "weights" / "revision")
 
     def copy(self, source: Path, node: LocalNode | None = None) -> None:
-        copy_weights(node or self.node, str(source), self.target, local_manifest(str(source)), self.root, lambda _: None)
+        copy_weights(
+            node or self.node,
+            str(source),
+            self.target,
+            local_manifest(str(source)),
+            self.root,
+            lambda _: None,
+        )
 
     def sent(self) -> list[Command]:
         return [cmd for cmd in self.node.asked if "tar -x" in " ".join(cmd.argv)]
@@ -73,7 +91,9 @@ def places(tmp_path: Path) -> Places:
     return Places(tmp_path / "node")
 
 
-MANIFESTS = st.dictionaries(st.text(max_size=8), st.tuples(st.integers(0, 9), st.sampled_from(["aa", "bb"])), max_size=5)
+MANIFESTS = st.dictionaries(
+    st.text(max_size=8), st.tuples(st.integers(0, 9), st.sampled_from(["aa", "bb"])), max_size=5
+)
 
 
 @given(files=MANIFESTS)
@@ -87,14 +107,19 @@ def test_a_manifest_does_not_differ_from_itself(files: dict[str, tuple[int, str]
 def test_two_manifests_differ_if_and_only_if_their_revisions_do(
     one: dict[str, tuple[int, str]], other: dict[str, tuple[int, str]]
 ) -> None:
-    assert bool(Manifest(one).differences(Manifest(other))) == (Manifest(one).revision != Manifest(other).revision)
+    assert bool(Manifest(one).differences(Manifest(other))) == (
+        Manifest(one).revision != Manifest(other).revision
+    )
 
 
 def test_each_kind_of_difference_has_its_words() -> None:
     one = Manifest({"a": (1, "x"), "b": (1, "x"), "c": (1, "x")})
     assert one.differences(Manifest({"b": (2, "x"), "c": (1, "y"), "d": (1, "x")})) == [
-        "a: missing", "b: size differs", "c: content differs", "d: not part of it",
-    ]  # fmt: skip
+        "a: missing",
+        "b: size differs",
+        "c: content differs",
+        "d: not part of it",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +129,29 @@ def test_each_kind_of_difference_has_its_words() -> None:
         (None, {"config.json": (1, "")}, ["*.safetensors"]),
         (None, {"config.json": (1, ""), "model.gguf": (1, "")}, []),
         ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, "")}, ["a.safetensors"]),
-        ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, ""), "a.safetensors": (0, "")}, ["a.safetensors"]),
-        ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, ""), "a.safetensors": (-1, "")}, ["a.safetensors"]),
+        (
+            {"weight_map": {"l": "a.safetensors"}},
+            {"config.json": (1, ""), "a.safetensors": (0, "")},
+            ["a.safetensors"],
+        ),
+        (
+            {"weight_map": {"l": "a.safetensors"}},
+            {"config.json": (1, ""), "a.safetensors": (-1, "")},
+            ["a.safetensors"],
+        ),
         ({"weight_map": {"l": "a.safetensors"}}, {"config.json": (1, ""), "a.safetensors": (5, "")}, []),
         ({}, {"config.json": (1, "")}, []),
     ],
-    ids=["nothing", "no weights", "one file", "no shard", "empty shard", "broken link", "whole", "an index of nothing"],
+    ids=[
+        "nothing",
+        "no weights",
+        "one file",
+        "no shard",
+        "empty shard",
+        "broken link",
+        "whole",
+        "an index of nothing",
+    ],
 )
 def test_shards_that_the_index_names_must_be_there(
     index: dict[str, object] | None, files: dict[str, tuple[int, str]], missing: list[str]
@@ -127,14 +169,18 @@ def test_a_broken_link_of_the_controller_is_told(model: Path) -> None:
     (model / "vocab.json").symlink_to("/nonexistent")
     with pytest.raises(SettingsError) as failed:
         local_manifest(str(model))
-    assert failed.value.violations == (f"model.source: found vocab.json in {model}, a link that leads nowhere",)
+    assert failed.value.violations == (
+        f"model.source: found vocab.json in {model}, a link that leads nowhere",
+    )
 
 
 def test_a_missing_shard_of_the_controller_is_told(model: Path) -> None:
     (model / SHARDS[1]).unlink()
     with pytest.raises(SettingsError) as failed:
         local_manifest(str(model))
-    assert failed.value.violations == (f"model.source: found no {SHARDS[1]} in {model}, which its index names",)
+    assert failed.value.violations == (
+        f"model.source: found no {SHARDS[1]} in {model}, which its index names",
+    )
 
 
 def test_links_count_as_what_they_lead_to(model: Path, tmp_path: Path) -> None:
@@ -218,7 +264,10 @@ def test_a_copy_is_whole_and_readable_by_the_containers(model: Path, places: Pla
 @settings(max_examples=5)
 @given(wanted=FOLDERS, before=FOLDERS, partial=FOLDERS)
 def test_a_copy_converges_from_whatever_was_there(
-    wanted: dict[str, bytes], before: dict[str, bytes], partial: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+    wanted: dict[str, bytes],
+    before: dict[str, bytes],
+    partial: dict[str, bytes],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     base = tmp_path_factory.mktemp("converge")
     source = write(base / "source", wanted | {"config.json": b"{}", "w.bin": b"w"})
@@ -269,8 +318,8 @@ class CutNode(LocalNode):
 
     whole_streams: int = 0
 
-    def stream(self, cmd: Command, chunks: object) -> Result:
-        data = b"".join(chunks)  # type: ignore[call-overload]
+    def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
+        data = b"".join(chunks)
         if self.whole_streams > 0:
             self.whole_streams -= 1
             return super().stream(cmd, [data])
@@ -309,7 +358,9 @@ def test_a_full_disk_is_told_before_anything_is_sent(model: Path, places: Places
     places.node.install("df", "#!/bin/sh\necho Avail; echo 10\n")
     with pytest.raises(CommandError) as failed:
         places.copy(model)
-    assert failed.value.line.startswith("spark-a (node_root): expected 0.0 GB of free space for the weights, found 0.0 GB")
+    assert failed.value.line.startswith(
+        "spark-a (node_root): expected 0.0 GB of free space for the weights, found 0.0 GB"
+    )
     assert places.sent() == []
 
 
@@ -318,14 +369,19 @@ def test_a_directory_that_changes_while_it_is_copied_is_never_published(model: P
     (model / SHARDS[0]).write_bytes(b"other" * 100)
     with pytest.raises(CommandError) as failed:
         copy_weights(places.node, str(model), places.target, wanted, places.root, lambda _: None)
-    assert failed.value.line == f"spark-a: expected whole weights in {places.target}.partial, found {SHARDS[0]}: content differs"
+    assert (
+        failed.value.line
+        == f"spark-a: expected whole weights in {places.target}.partial, found {SHARDS[0]}: content differs"
+    )
     assert not Path(places.target).exists()
 
 
 def two_nodes(*folders: Path) -> tuple[dict[str, LocalNode], dict[str, str]]:
     """Nodes that share this machine: which folder each sees is decided by a link of the same name."""
     names = ["spark-a", "spark-b"][: len(folders)]
-    return {name: LocalNode(name) for name in names}, {name: str(folders[0].parent / f"root-{name}") for name in names}
+    return {name: LocalNode(name) for name in names}, {
+        name: str(folders[0].parent / f"root-{name}") for name in names
+    }
 
 
 def test_a_folder_used_in_place_is_verified_and_not_changed(model: Path) -> None:
