@@ -8,7 +8,7 @@ CACHE := $${SPARK_VLLM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/spark-vllm}
 PYTEST := $(VENV)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program \
+.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine \
 	test-lab sshd clean-cache
 
 help: ## list these targets
@@ -36,7 +36,7 @@ format: bootstrap ## format, and mend what lint can
 	@$(VENV)/ruff check --fix --select I .
 	@$(VENV)/ruff format .
 
-test: check test-toolchain test-lab ## everything
+test: check test-toolchain test-engine test-lab ## everything
 
 test-unit: bootstrap ## parsers, plans, settings
 	@$(IN_ENV) $(PYTEST) tests/unit
@@ -49,6 +49,9 @@ test-providers: bootstrap ## our providers over gRPC
 
 test-toolchain: bootstrap sshd ## bootstrap, launcher, plugins; needs an sshd
 	@$(IN_ENV) SPARK_VLLM_TEST_SSHD="$$(toolchain/sshd.sh)" $(PYTEST) tests/toolchain
+
+test-engine: bootstrap ## plans by the real engine, without any node
+	@$(IN_ENV) $(PYTEST) tests/engine
 
 # The tests make their own labs and stacks; a home of their own keeps them away from a stack in use.
 test-lab: bootstrap ## end to end on emulated hosts; minutes, root

@@ -1,4 +1,4 @@
-"""What the stack takes from the controller: the image archive and the weights, looked at before anything is registered."""
+"""What the stack takes from the controller: the image archive and the weights, before anything is registered."""
 
 from __future__ import annotations
 

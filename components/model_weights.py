@@ -49,9 +49,7 @@ class ModelWeights(pulumi.ComponentResource):
             self.folders = dict.fromkeys(names, args.model.directory)
         else:
             revision = args.local_revision
-            self.folders = {
-                node.args.node.name: f"{node.folder.weights}/{revision}" for node in args.nodes
-            }
+            self.folders = {node.args.node.name: f"{node.folder.weights}/{revision}" for node in args.nodes}
         self.copy = WeightsCopy(
             f"{name}-copy",
             stack=args.stack,

@@ -50,7 +50,11 @@ class Stack:
 
     def node_output(self, node: NodeSettings) -> dict[str, Any]:
         """A node as the stack exports it."""
-        ranks = {group: value.nodes.index(node.name) for group, value in self.settings.groups.items() if node.name in value.nodes}
+        ranks = {
+            group: value.nodes.index(node.name)
+            for group, value in self.settings.groups.items()
+            if node.name in value.nodes
+        }
         return {
             "name": node.name,
             "management_address": node.management_address,
@@ -68,7 +72,9 @@ def open_stack() -> Stack:
     sys.excepthook = _without_interrupts
     name = pulumi.get_stack()
     prefix = f"{pulumi.get_project()}:"
-    values: dict[str, Any] = {key.removeprefix(prefix): value for key, value in CONFIG.get().items() if key.startswith(prefix)}
+    values: dict[str, Any] = {
+        key.removeprefix(prefix): value for key, value in CONFIG.get().items() if key.startswith(prefix)
+    }
     raw = values | raw_configuration(values.get)
     try:
         run = run_of(raw)

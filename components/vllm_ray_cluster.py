@@ -71,7 +71,9 @@ class VllmRayCluster(pulumi.ComponentResource):
         plan = plan_group(args.settings, args.group, args.stack, args.image_identity, args.files)
         containers = [self._container(name, rank, node, plan, key) for rank, node in enumerate(members)]
         gate = self._gate(name, members, plan, containers, key)
-        self.endpoint = pulumi.Output.all(gate.id, public_endpoint(args.settings, args.group)).apply(lambda v: str(v[1]))
+        self.endpoint = pulumi.Output.all(gate.id, public_endpoint(args.settings, args.group)).apply(
+            lambda v: str(v[1])
+        )
         self.api_key = key.api_key if key is not None else None
         self.register_outputs({"endpoint": self.endpoint})
 
@@ -193,13 +195,14 @@ def _mounts(spec: RankContainer) -> list[docker.ContainerMountArgs]:
         docker.ContainerMountArgs(type="bind", source=mount.source, target=mount.target, read_only=mount.read_only)
         for mount in spec.mounts
     ]
-    return [*binds, docker.ContainerMountArgs(type="volume", source=spec.cache_volume, target=CACHE_TARGET, read_only=False)]
+    return [
+        *binds,
+        docker.ContainerMountArgs(type="volume", source=spec.cache_volume, target=CACHE_TARGET, read_only=False),
+    ]
 
 
 def _devices(spec: RankContainer) -> list[docker.ContainerDeviceArgs]:
-    return [
-        docker.ContainerDeviceArgs(host_path=path, container_path=path, permissions="rwm") for path in spec.devices
-    ]
+    return [docker.ContainerDeviceArgs(host_path=path, container_path=path, permissions="rwm") for path in spec.devices]
 
 
 def _capabilities(spec: RankContainer) -> docker.ContainerCapabilitiesArgs | None:

@@ -94,10 +94,7 @@ def render() -> str:
         title = f"`{section.path}`" if section.path else "Top level"
         lines = [f"## {title}", "", section.text, ""]
         lines += ["| key | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
-        lines += [
-            f"| `{row.path}` | {row.kind} | {row.default} | {row.allowed} | {row.text} |"
-            for row in section.rows
-        ]
+        lines += [f"| `{row.path}` | {row.kind} | {row.default} | {row.allowed} | {row.text} |" for row in section.rows]
         parts.append("\n".join(lines) + "\n")
     parts += [_secrets(), RULES, _reserved()]
     return "\n".join(parts)
@@ -246,9 +243,7 @@ def _meaning(setting: str) -> str:
 def main(words: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="Write docs/settings.md from the settings models.")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if the page is stale"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is stale")
     options = parser.parse_args(words)
     text = render()
     if PAGE.is_file() and PAGE.read_text("utf-8") == text:

@@ -26,9 +26,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="which lab; several can run side by side (default: %(default)s)",
     )
-    parser = argparse.ArgumentParser(
-        prog="python -m lab", description="Emulated DGX Spark hosts on this machine."
-    )
+    parser = argparse.ArgumentParser(prog="python -m lab", description="Emulated DGX Spark hosts on this machine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, *, host: bool = False) -> argparse.ArgumentParser:
@@ -39,17 +37,11 @@ def _parser() -> argparse.ArgumentParser:
 
     up = add("up", "start the lab, or whatever of it is missing")
     up.add_argument("--hosts", type=int, help="how many hosts (default: 2)")
-    up.add_argument(
-        "--topology", choices=instance.TOPOLOGIES, help="cabling of three hosts or more (default: switch)"
-    )
-    up.add_argument(
-        "--subnet", help="management network, a private /24 (default: 10.99.0.0/24, or one from the name)"
-    )
+    up.add_argument("--topology", choices=instance.TOPOLOGIES, help="cabling of three hosts or more (default: switch)")
+    up.add_argument("--subnet", help="management network, a private /24 (default: 10.99.0.0/24, or one from the name)")
     up.add_argument("--hosts-only", action="store_true", help="leave out the serving image and the model")
     down = add("down", "stop the lab and remove everything of it")
-    down.add_argument(
-        "--keep-disks", action="store_true", help="keep the hosts' disks and keys for the next up"
-    )
+    down.add_argument("--keep-disks", action="store_true", help="keep the hosts' disks and keys for the next up")
     status = add("status", "say how the hosts are")
     status.add_argument("--json", action="store_true", help="for programs")
     image = add("image", "build the serving image and the model, where the cache has none")
@@ -62,9 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--twin", action="store_true", help="only the half of the link on the second PCIe connection"
         )
-        command.add_argument(
-            "--port", type=int, choices=(0, 1), default=cable.FABRIC_PORT, help="default: %(default)s"
-        )
+        command.add_argument("--port", type=int, choices=(0, 1), default=cable.FABRIC_PORT, help="default: %(default)s")
     ssh = add("ssh", "run a command on a host over SSH, or log in", host=True)
     ssh.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- command")
     add("shell", "open a root shell inside a host, without SSH", host=True)
@@ -78,9 +68,7 @@ def _host(options: argparse.Namespace) -> Host:
 
 
 def _up(options: argparse.Namespace) -> int:
-    lab = lifecycle.bring_up(
-        options.instance, hosts=options.hosts, topology=options.topology, subnet=options.subnet
-    )
+    lab = lifecycle.bring_up(options.instance, hosts=options.hosts, topology=options.topology, subnet=options.subnet)
     if not options.hosts_only:
         from lab.image import serving
 

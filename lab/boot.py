@@ -277,9 +277,7 @@ def _mount_devices(root: Path) -> None:
             _bind(source, target)
     for name in ("pts", "shm", "mqueue"):
         (devices / name).mkdir()
-    _mount(
-        "devpts", devices / "pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5"
-    )
+    _mount("devpts", devices / "pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5")
     _mount("tmpfs", devices / "shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     _mount("mqueue", devices / "mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for name, target_name in (

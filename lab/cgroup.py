@@ -46,9 +46,7 @@ def hierarchies() -> list[Hierarchy]:
         folder = Path(before.split(" ")[4])
         if kind not in ("cgroup", "cgroup2") or not folder.is_relative_to(MOUNT_POINT):
             continue
-        options = [
-            option for option in super_options.split(",") if option in names or option.startswith("name=")
-        ]
+        options = [option for option in super_options.split(",") if option in names or option.startswith("name=")]
         if kind == "cgroup2" or options:
             found.append(Hierarchy(folder, kind, ",".join(options) if kind == "cgroup" else ""))
     if not found:

@@ -71,9 +71,7 @@ def run(
 def succeeds(argv: Sequence[str], *, timeout_s: float = 30) -> bool:
     """Whether a program runs and exits 0; what it says is thrown away."""
     try:
-        done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

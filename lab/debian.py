@@ -65,18 +65,14 @@ def ensure_root(recipe: Recipe) -> Path:
     target = paths.cache_dir() / "roots" / recipe.key
     if target.is_dir():
         return target
-    with locked(
-        paths.cache_dir() / "roots" / f"{recipe.key}.lock", what=recipe.name, timeout_s=BUILD_TIMEOUT_S
-    ):
+    with locked(paths.cache_dir() / "roots" / f"{recipe.key}.lock", what=recipe.name, timeout_s=BUILD_TIMEOUT_S):
         if not target.is_dir():
             _sweep(target.parent, recipe.key)
             if recipe is MINBASE:
                 _publish(target, "Debian base root built", _debootstrap)
             else:
                 base = ensure_root(MINBASE)
-                _publish(
-                    target, f"Debian root for the {recipe.name} built", lambda new: _extend(base, recipe, new)
-                )
+                _publish(target, f"Debian root for the {recipe.name} built", lambda new: _extend(base, recipe, new))
     return target
 
 

@@ -78,9 +78,7 @@ class Host:
     def _over_ssh(self, *command: str) -> bool:
         argv = self.ssh(*command, options=("-o", "BatchMode=yes", "-o", "ConnectTimeout=3"))
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=15, check=False
-            )
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=15, check=False)
         except subprocess.TimeoutExpired:
             return False
         return done.returncode == 0
@@ -104,9 +102,7 @@ class Host:
             if not self.is_on():
                 raise StepFailed(f"{self.name}: went off while waiting for: {what}{self._console()}")
             if time.monotonic() > end:
-                raise StepFailed(
-                    f"{self.name}: not reached in time: {what}{self._console()}{self._journal()}"
-                )
+                raise StepFailed(f"{self.name}: not reached in time: {what}{self._console()}{self._journal()}")
             time.sleep(0.2)
 
     def _journal(self) -> str:
@@ -161,9 +157,7 @@ class Host:
         before = self.boot_id()
         done = self.inside(["systemctl", "reboot"])
         if done.returncode != 0:
-            raise StepFailed(
-                f"{self.name}: systemctl reboot ended with {done.returncode}{evidence(done.stderr)}"
-            )
+            raise StepFailed(f"{self.name}: systemctl reboot ended with {done.returncode}{evidence(done.stderr)}")
         end = time.monotonic() + timeout_s
         while self.boot_id() in (None, before):
             if time.monotonic() > end:

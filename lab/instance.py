@@ -142,9 +142,7 @@ def require(name: str) -> Instance:
     """The lab of that name; raises UnknownHost when there is none."""
     found = load(name)
     if found is None:
-        raise UnknownHost(
-            f"lab {name} is not up: python -m lab up" + ("" if name == "dev" else f" --instance {name}")
-        )
+        raise UnknownHost(f"lab {name} is not up: python -m lab up" + ("" if name == "dev" else f" --instance {name}"))
     return found
 
 
@@ -175,9 +173,7 @@ def choose_subnet(name: str, wanted: str | None) -> ipaddress.IPv4Network:
 def _taken_networks() -> list[ipaddress.IPv4Network]:
     """Networks that this machine has routes to, and those of labs that are only switched off."""
     networks = []
-    for route in json.loads(
-        run(["ip", "-j", "-4", "route", "show", "table", "all"], what="read routes") or "[]"
-    ):
+    for route in json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all"], what="read routes") or "[]"):
         destination = str(route.get("dst", ""))
         if re.fullmatch(r"[0-9.]+(/\d+)?", destination):
             networks.append(ipaddress.IPv4Network(destination, strict=False))

@@ -78,9 +78,7 @@ def _new(name: str, count: int, topology: str, subnet: str | None) -> Instance:
         raise LabError(f"--hosts {count}: between 1 and {instance.MOST_HOSTS}")
     folder = paths.instance_dir(name)
     if "," in str(folder) or ":" in str(folder):
-        raise LabError(
-            f"the lab's folder {folder} has a comma or colon in its path, which overlayfs cannot take"
-        )
+        raise LabError(f"the lab's folder {folder} has a comma or colon in its path, which overlayfs cannot take")
     # What an earlier lab of this name left behind, for instance when its folder was removed by hand.
     _remove_outside(folder)
     if folder.exists():

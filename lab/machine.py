@@ -33,8 +33,7 @@ def require_lab_machine() -> None:
     """
     if platform.system() != "Linux":
         raise CannotRun(
-            f"the lab needs Linux (network namespaces), this is {platform.system()}: "
-            "run it on a Linux machine or VM"
+            f"the lab needs Linux (network namespaces), this is {platform.system()}: run it on a Linux machine or VM"
         )
     if os.geteuid() != 0:
         raise CannotRun("the lab needs root, for network namespaces and mounts: run it again with sudo")

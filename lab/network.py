@@ -76,9 +76,7 @@ def namespaces(tag: str) -> list[str]:
 
 def machine_links(tag: str) -> list[str]:
     """Names of all interfaces of a lab on this machine itself."""
-    return sorted(
-        entry.name for entry in Path("/sys/class/net").iterdir() if entry.name.startswith(f"sl{tag}")
-    )
+    return sorted(entry.name for entry in Path("/sys/class/net").iterdir() if entry.name.startswith(f"sl{tag}"))
 
 
 def ensure_base(instance: Instance) -> None:

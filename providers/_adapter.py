@@ -70,9 +70,7 @@ class SparkProvider(ResourceProvider):
     @told
     def diff(self, _id: str, _olds: Mapping[str, Any], _news: Mapping[str, Any]) -> DiffResult:
         differs = [
-            key
-            for key in (*self.compared, *self.replaced_by)
-            if canonical(_olds.get(key)) != canonical(_news.get(key))
+            key for key in (*self.compared, *self.replaced_by) if canonical(_olds.get(key)) != canonical(_news.get(key))
         ]
         replaces = [key for key in differs if key in self.replaced_by]
         return DiffResult(changes=bool(differs), replaces=replaces, stables=[], delete_before_replace=True)
@@ -113,4 +111,4 @@ def each_node(nodes: Sequence[str], work: Callable[[str], R]) -> dict[str, R]:
 
 def say(text: str) -> None:
     """One line for the person while a long operation goes on; the engine shows a dynamic provider's output."""
-    print(text, flush=True)  # noqa: T201
+    print(text, flush=True)

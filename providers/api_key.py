@@ -98,7 +98,16 @@ class ApiKey(Resource, module="spark", name="ApiKey"):
         path: str,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props: dict[str, Any] = {"node": node, "connection": connection, "stack": stack, "group": group, "source": source, "path": path,
-                                 "own_digest": "", "file": "in place", "api_key": None}  # fmt: skip
+        props: dict[str, Any] = {
+            "node": node,
+            "connection": connection,
+            "stack": stack,
+            "group": group,
+            "source": source,
+            "path": path,
+            "own_digest": "",
+            "file": "in place",
+            "api_key": None,
+        }
         options = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(additional_secret_outputs=["api_key"]))
         super().__init__(ApiKeyProvider(), resource_name, props, options)

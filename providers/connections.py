@@ -63,9 +63,10 @@ class Run:
             return self.open_node(found[0])
         if not remembered or not remembered.get("address"):
             raise SparkError(
-                f"expected the node {name} in the settings, found none of that name", where="nodes",
+                f"expected the node {name} in the settings, found none of that name",
+                where="nodes",
                 do="put the node back until its resources are destroyed",
-            )  # fmt: skip
+            )
         node = NodeSettings(
             name=name,
             management_address=str(remembered["address"]),

@@ -54,8 +54,10 @@ class EndpointGateProvider(SparkProvider):
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
         ranks = _ranks(self.run, props)
-        states = each_node([rank.transport.node for rank in ranks],
-                           lambda node: observe_rank(next(r for r in ranks if r.transport.node == node)))  # fmt: skip
+        states = each_node(
+            [rank.transport.node for rank in ranks],
+            lambda node: observe_rank(next(r for r in ranks if r.transport.node == node)),
+        )
         live = {"state": drift_of([states[rank.transport.node] for rank in ranks])}
         return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
 
@@ -128,7 +130,15 @@ class EndpointGate(Resource, module="spark", name="EndpointGate"):
         containers: list[pulumi.Input[str]],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props: dict[str, Any] = {"stack": stack, "group": group, "ranks": ranks, "deployment": deployment,
-                                 "endpoint": endpoint, "model": model, "key_path": key_path, "containers": containers,
-                                 "state": "serving"}  # fmt: skip
+        props: dict[str, Any] = {
+            "stack": stack,
+            "group": group,
+            "ranks": ranks,
+            "deployment": deployment,
+            "endpoint": endpoint,
+            "model": model,
+            "key_path": key_path,
+            "containers": containers,
+            "state": "serving",
+        }
         super().__init__(EndpointGateProvider(), resource_name, props, opts)

@@ -46,8 +46,12 @@ class FabricLinkProvider(SparkProvider):
     def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
         no_longer = {i["netdev"] for i in olds["interfaces"]} - {i["netdev"] for i in news["interfaces"]}
         if olds["managed"] and (no_longer or not news["managed"]):
-            undo_fabric(self.run.transport(news["node"], news["connection"]), folder_of(olds), [i["netdev"] for i in olds["interfaces"]],
-                        str(olds["netplan_file"]))  # fmt: skip
+            undo_fabric(
+                self.run.transport(news["node"], news["connection"]),
+                folder_of(olds),
+                [i["netdev"] for i in olds["interfaces"]],
+                str(olds["netplan_file"]),
+            )
         self._converge(news)
         return UpdateResult(dict(news))
 
@@ -67,8 +71,12 @@ class FabricLinkProvider(SparkProvider):
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
         self.run.require_all_nodes()
         if props["managed"]:
-            undo_fabric(self.run.transport(props["node"], props["connection"]), folder_of(props), [i["netdev"] for i in props["interfaces"]],
-                        str(props["netplan_file"]))  # fmt: skip
+            undo_fabric(
+                self.run.transport(props["node"], props["connection"]),
+                folder_of(props),
+                [i["netdev"] for i in props["interfaces"]],
+                str(props["netplan_file"]),
+            )
 
     def _converge(self, props: Mapping[str, Any]) -> None:
         transport: Transport = self.run.transport(props["node"], props["connection"])
@@ -81,7 +89,9 @@ class FabricLinkProvider(SparkProvider):
         findings = fabric_findings(str(props["node"]), observe_fabric(transport), interfaces, mtu_bytes)
         if findings:
             where, _, what = findings[0].partition(": ")
-            raise CommandError(what, where=where, do="configure it, or set fabric.manage to true", evidence=findings[1:])
+            raise CommandError(
+                what, where=where, do="configure it, or set fabric.manage to true", evidence=findings[1:]
+            )
 
 
 def _interfaces(props: Mapping[str, Any]) -> tuple[list[FabricInterface], int]:
@@ -118,6 +128,14 @@ class FabricLink(Resource, module="spark", name="FabricLink"):
         netplan: str,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props = {"node": node, "connection": connection, "stack": stack, "root": root, "managed": managed, "interfaces": interfaces,
-                 "netplan_file": netplan_file, "netplan": netplan}  # fmt: skip
+        props = {
+            "node": node,
+            "connection": connection,
+            "stack": stack,
+            "root": root,
+            "managed": managed,
+            "interfaces": interfaces,
+            "netplan_file": netplan_file,
+            "netplan": netplan,
+        }
         super().__init__(FabricLinkProvider(), resource_name, props, opts)

@@ -82,5 +82,11 @@ class ImageCopy(Resource, module="spark", name="ImageCopy"):
         nodes: list[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props: dict[str, Any] = {"stack": stack, "source": source, "image_id": image_id, "nodes": nodes, "found_id": None}
+        props: dict[str, Any] = {
+            "stack": stack,
+            "source": source,
+            "image_id": image_id,
+            "nodes": nodes,
+            "found_id": None,
+        }
         super().__init__(ImageCopyProvider(), resource_name, props, opts)

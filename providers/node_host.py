@@ -14,7 +14,7 @@ import pulumi
 from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, folder_of, told
-from spark_core.host import apply_sysctls, observe_files, observe_host, observe_sysctls
+from spark_core.host import apply_sysctls, observe_files, observe_host, observe_sysctls, prune_files
 from spark_core.journal import undo
 from spark_core.transport.base import run_checked, script
 
@@ -38,10 +38,18 @@ class NodeHostProvider(SparkProvider):
     @told
     def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
         outs = self._converge(olds, news)
-        altered = {path for path, digest in observe_files(self.run.transport(news["node"], news["connection"]), list(news["files"])).items()
-                   if digest not in ("absent", news["files"][path])}  # fmt: skip
+        altered = {
+            path
+            for path, digest in observe_files(
+                self.run.transport(news["node"], news["connection"]), list(news["files"])
+            ).items()
+            if digest not in ("absent", news["files"][path])
+        }
         known = set(olds.get("files") or {})
-        gone = {path for path, digest in (olds.get("files") or {}).items() if digest == "absent" and path in news["files"]}
+        gone = {
+            path for path, digest in (olds.get("files") or {}).items() if digest == "absent" and path in news["files"]
+        }
+        prune_files(self.run.transport(news["node"], news["connection"]), folder_of(news), list(news["files"]))
         repair = secrets.token_hex(4) if (altered & known) or gone else olds.get("repair", "none")
         return UpdateResult(outs | {"repair": repair})
 
@@ -67,10 +75,18 @@ class NodeHostProvider(SparkProvider):
         apply_sysctls(transport, folder_of(news), news["sysctls"], no_longer)
         folders = sorted({path.rpartition("/")[0] for path in news["files"]})
         if folders:
-            run_checked(transport, script('umask 022; mkdir -p -- "$@"', *folders), purpose="expected to create folders")
+            run_checked(
+                transport, script('umask 022; mkdir -p -- "$@"', *folders), purpose="expected to create folders"
+            )
         facts = observe_host(transport, str(news["root"]))
-        return {**news, "architecture": facts.architecture, "kernel": facts.kernel, "os": facts.os,
-                "docker": facts.docker or "unknown", "gpu": facts.gpu or "none"}  # fmt: skip
+        return {
+            **news,
+            "architecture": facts.architecture,
+            "kernel": facts.kernel,
+            "os": facts.os,
+            "docker": facts.docker or "unknown",
+            "gpu": facts.gpu or "none",
+        }
 
 
 class NodeHost(Resource, module="spark", name="NodeHost"):
@@ -110,6 +126,13 @@ class NodeHost(Resource, module="spark", name="NodeHost"):
         files: dict[str, str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props: dict[str, Any] = {"node": node, "connection": connection, "stack": stack, "root": root, "sysctls": sysctls, "files": files}
+        props: dict[str, Any] = {
+            "node": node,
+            "connection": connection,
+            "stack": stack,
+            "root": root,
+            "sysctls": sysctls,
+            "files": files,
+        }
         outputs = dict.fromkeys(("architecture", "kernel", "os", "docker", "gpu", "repair"))
         super().__init__(NodeHostProvider(), resource_name, props | outputs, opts)

@@ -51,7 +51,9 @@ class WeightsCopyProvider(SparkProvider):
         found = each_node(list(folders), look)
         if props["source"].startswith("node:"):
             # Nothing is declared but "the same everywhere, as verified": only a change since then is told.
-            found = {node: "as verified" if revision == props["revision"] else revision for node, revision in found.items()}
+            found = {
+                node: "as verified" if revision == props["revision"] else revision for node, revision in found.items()
+            }
         live = {"revisions": found}
         return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
 
@@ -72,8 +74,9 @@ class WeightsCopyProvider(SparkProvider):
             if props["revisions"][node] != wanted.revision:
                 raise SparkError(
                     f"expected revision {props['revisions'][node][:12]} in {directory}, found {wanted.revision[:12]}",
-                    where="model.source", do="the directory changed while this ran; run up again",
-                )  # fmt: skip
+                    where="model.source",
+                    do="the directory changed while this ran; run up again",
+                )
             copy_weights(self.run.transport(node), directory, folders[node], wanted, roots[node], say)
 
         each_node(list(folders), copy)
@@ -107,6 +110,13 @@ class WeightsCopy(Resource, module="spark", name="WeightsCopy"):
         revisions: dict[str, str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props: dict[str, Any] = {"stack": stack, "group": group, "source": source, "folders": folders, "roots": roots,
-                                 "revisions": revisions, "revision": None}  # fmt: skip
+        props: dict[str, Any] = {
+            "stack": stack,
+            "group": group,
+            "source": source,
+            "folders": folders,
+            "roots": roots,
+            "revisions": revisions,
+            "revision": None,
+        }
         super().__init__(WeightsCopyProvider(), resource_name, props, opts)

@@ -35,10 +35,13 @@ def observe_key(transport: Transport, path: str) -> str:
     """Digest of the key file with its mode if that is not 600; ``absent`` if there is none."""
     text = run_checked(
         transport,
-        script('[ -e "$1" ] || { echo absent; exit 0; }; mode=$(stat -c %a "$1"); sum=$(sha256sum "$1" | cut -c1-64); '
-               '[ "$mode" = 600 ] && echo "$sum" || echo "$sum mode $mode"', path),
+        script(
+            '[ -e "$1" ] || { echo absent; exit 0; }; mode=$(stat -c %a "$1"); sum=$(sha256sum "$1" | cut -c1-64); '
+            '[ "$mode" = 600 ] && echo "$sum" || echo "$sum mode $mode"',
+            path,
+        ),
         purpose=f"expected to read the key file {path}",
-    )  # fmt: skip
+    )
     return text.strip()
 
 

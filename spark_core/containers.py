@@ -51,10 +51,14 @@ def make_way(transport: Transport, name: str, stack: str) -> str | None:
         )
     run_checked(
         transport,
-        script('docker stop -t "$2" "$1" >/dev/null 2>&1 || true; docker rm -f "$1" >/dev/null', name, str(STOP_TIMEOUT_S),
-               timeout_s=STOP_TIMEOUT_S + 30),
+        script(
+            'docker stop -t "$2" "$1" >/dev/null 2>&1 || true; docker rm -f "$1" >/dev/null',
+            name,
+            str(STOP_TIMEOUT_S),
+            timeout_s=STOP_TIMEOUT_S + 30,
+        ),
         purpose=f"expected to remove the container {name} that an interrupted run left",
-    )  # fmt: skip
+    )
     return f"{transport.node}: removed the container {name} that an interrupted run left"
 
 
@@ -62,10 +66,15 @@ def stop_container(transport: Transport, name: str) -> None:
     """Stop a container in an orderly way; none is fine."""
     run_checked(
         transport,
-        script('found=$(docker ps -aq --filter "name=^/$1$"); [ -n "$found" ] || exit 0; docker stop -t "$2" "$1" >/dev/null',
-               name, str(STOP_TIMEOUT_S), timeout_s=STOP_TIMEOUT_S + 30),
+        script(
+            'found=$(docker ps -aq --filter "name=^/$1$"); [ -n "$found" ] || exit 0; '
+            'docker stop -t "$2" "$1" >/dev/null',
+            name,
+            str(STOP_TIMEOUT_S),
+            timeout_s=STOP_TIMEOUT_S + 30,
+        ),
         purpose=f"expected to stop the container {name}",
-    )  # fmt: skip
+    )
 
 
 def remove_labelled(transport: Transport, stack: str) -> None:

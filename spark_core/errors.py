@@ -72,9 +72,7 @@ class SettingsError(SparkError):
 class UnreachableError(SparkError):
     """A node could not be asked. ``step`` is the part of the connection that failed."""
 
-    def __init__(
-        self, what: str, *, node: str, step: str, do: str = "", evidence: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, what: str, *, node: str, step: str, do: str = "", evidence: Sequence[str] = ()) -> None:
         self.node = node
         self.step = step
         super().__init__(what, where=f"{node}, {step}", do=do, evidence=evidence)

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_core.errors import CommandError, ObservationError
-from spark_core.journal import JournalEntry, StackFolder, record, record_file, undo
+from spark_core.journal import JournalEntry, StackFolder, amend, read_journal, record, record_file, undo
 from spark_core.settings.fabric import FabricInterface
 from spark_core.transport.base import Transport, command, parse_sections, run_checked, script
 from spark_core.transport.ssh import write_file
 
 _OBSERVE = """
+first_line() { cat "$1" 2>/dev/null || echo "$2"; }
 echo '=== links'; ip -j address show
-echo '=== carrier'; for d in /sys/class/net/*; do printf '%s %s\\n' "${d##*/}" "$(cat "$d/carrier" 2>/dev/null || echo 0)"; done
-echo '=== hcas'; for d in /sys/class/infiniband/*; do [ -e "$d" ] || continue; printf '%s %s\\n' "${d##*/}" "$(cat "$d/ports/1/state" 2>/dev/null || echo unknown)"; done
+echo '=== carrier'
+for d in /sys/class/net/*; do printf '%s %s\\n' "${d##*/}" "$(first_line "$d/carrier" 0)"; done
+echo '=== hcas'
+for d in /sys/class/infiniband/*; do
+  [ -e "$d" ] || continue
+  printf '%s %s\\n' "${d##*/}" "$(first_line "$d/ports/1/state" unknown)"
+done
 """
 _APPLY_TIMEOUT_S = 60
 _SETTLE = """
@@ -65,18 +71,22 @@ def observe_fabric(transport: Transport) -> FabricFacts:
     try:
         return parse_fabric(text)
     except (KeyError, ValueError, TypeError) as error:
-        raise ObservationError("expected a list of interfaces from ip -j, found something else",
-                               where=transport.node) from error  # fmt: skip
+        raise ObservationError(
+            "expected a list of interfaces from ip -j, found something else", where=transport.node
+        ) from error
 
 
 def observe_link_parameters(transport: Transport, netdev: str) -> dict[str, str]:
     """Kernel parameters of one interface by their path below /proc/sys/net; networkd changes some of them."""
     text = run_checked(
         transport,
-        script('cd /proc/sys/net; for f in ipv[46]/conf/"$1"/* ipv[46]/neigh/"$1"/*; do [ -r "$f" ] || continue; '
-               'value=$(cat "$f" 2>/dev/null) || continue; printf "%s=%s\\n" "$f" "$value"; done', netdev),
+        script(
+            'cd /proc/sys/net; for f in ipv[46]/conf/"$1"/* ipv[46]/neigh/"$1"/*; do [ -r "$f" ] || continue; '
+            'value=$(cat "$f" 2>/dev/null) || continue; printf "%s=%s\\n" "$f" "$value"; done',
+            netdev,
+        ),
         purpose=f"expected to read the kernel parameters of {netdev}",
-    )  # fmt: skip
+    )
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
@@ -87,7 +97,9 @@ def parse_fabric(text: str) -> FabricFacts:
     links = {}
     for item in json.loads(sections["links"]):
         name = item["ifname"].split("@")[0]
-        addresses = tuple(f"{a['local']}/{a['prefixlen']}" for a in item.get("addr_info", []) if a.get("family") == "inet")
+        addresses = tuple(
+            f"{a['local']}/{a['prefixlen']}" for a in item.get("addr_info", []) if a.get("family") == "inet"
+        )
         links[name] = Link(int(item["mtu"]), addresses, carrier.get(name) == "1")
     hcas = {}
     for line in sections.get("hcas", "").splitlines():
@@ -102,8 +114,12 @@ def render_netplan(interfaces: Sequence[FabricInterface], mtu_bytes: int) -> str
 
     A static IPv4 address is what gives RoCE v2 its GID; link-local addresses move the index of it.
     """
-    lines = ["# Written by spark-vllm; removed by its destroy. Changes made here are put back.", "network:",
-             "  version: 2", "  ethernets:"]  # fmt: skip
+    lines = [
+        "# Written by spark-vllm; removed by its destroy. Changes made here are put back.",
+        "network:",
+        "  version: 2",
+        "  ethernets:",
+    ]
     for interface in interfaces:
         lines += [
             f"    {interface.netdev}:",
@@ -153,11 +169,14 @@ def fabric_findings(node: str, facts: FabricFacts, wanted: Sequence[FabricInterf
         where = f"{node} (nodes[].fabric[{place}])"
         if link is None:
             have = ", ".join(sorted(name for name in facts.links if name != "lo"))
-            findings.append(f"{where}: expected the interface {interface.netdev}, found only {have} (an uncabled port has none)")
+            findings.append(
+                f"{where}: expected the interface {interface.netdev}, found only {have} (an uncabled port has none)"
+            )
             continue
         if interface.address not in link.addresses:
             findings.append(
-                f"{where}: expected {interface.address} on {interface.netdev}, found {', '.join(link.addresses) or 'no address'}"
+                f"{where}: expected {interface.address} on {interface.netdev}, "
+                f"found {', '.join(link.addresses) or 'no address'}"
             )
         if link.mtu_bytes != mtu_bytes:
             findings.append(f"{where}: expected MTU {mtu_bytes} on {interface.netdev}, found {link.mtu_bytes}")
@@ -183,14 +202,9 @@ def apply_fabric(
     text = render_netplan(interfaces, mtu_bytes)
     if observe_netplan_file(transport, path) != text:
         record_file(transport, folder, path)
+    known = {entry.target: entry for entry in read_journal(transport, folder) if entry.kind == "link"}
     for interface in interfaces:
-        link = facts.links[interface.netdev]
-        parameters = observe_link_parameters(transport, interface.netdev)
-        record(
-            transport,
-            folder,
-            JournalEntry("link", interface.netdev, str(link.mtu_bytes), addresses=link.addresses, parameters=parameters),
-        )
+        _record_link(transport, folder, interface, facts.links[interface.netdev], known.get(interface.netdev))
     run_checked(transport, write_file(path, text.encode(), mode="0600", sudo=True), purpose=f"expected to write {path}")
     _netplan_apply(transport)
     for interface in interfaces:  # networkd does not take back an MTU that somebody set by hand
@@ -206,6 +220,20 @@ def apply_fabric(
     if findings:
         what = findings[0].split(": ", 1)[1]
         raise CommandError(what + " after netplan apply", where=f"{transport.node} (fabric)", evidence=findings[1:])
+
+
+def _record_link(
+    transport: Transport, folder: StackFolder, interface: FabricInterface, link: Link, known: JournalEntry | None
+) -> None:
+    """Write down an interface before it is changed, with the address that it is about to get from us."""
+    if known is not None:
+        if interface.address not in known.added:
+            amend(transport, folder, replace(known, added=[*known.added, interface.address]))
+        return
+    added = [] if interface.address in link.addresses else [interface.address]
+    parameters = observe_link_parameters(transport, interface.netdev)
+    entry = JournalEntry("link", interface.netdev, str(link.mtu_bytes), added=added, parameters=parameters)
+    record(transport, folder, entry)
 
 
 def undo_fabric(transport: Transport, folder: StackFolder, netdevs: Sequence[str], path: str) -> None:

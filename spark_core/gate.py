@@ -203,7 +203,9 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
         )
     for state, rank in zip(states, ranks, strict=True):
         if state.phase == "no container":
-            return GateError(f"expected the container {rank.container}, found none", where=state.node, do="run up again")
+            return GateError(
+                f"expected the container {rank.container}, found none", where=state.node, do="run up again"
+            )
         if state.phase == "container stopped":
             oom = ", killed by the kernel for memory" if state.oom_killed else ""
             return GateError(
@@ -213,8 +215,11 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
                 evidence=_log_tail(rank),
             )
         if state.phase == "failed":
-            return GateError("the rank failed without an account of it", where=f"{state.node}, rank {state.rank}",
-                             evidence=_log_tail(rank))  # fmt: skip
+            return GateError(
+                "the rank failed without an account of it",
+                where=f"{state.node}, rank {state.rank}",
+                evidence=_log_tail(rank),
+            )
     return None
 
 
@@ -248,7 +253,12 @@ def complete(
     Raises:
         GateError: refused, no answer in time, an error answer, or an empty one. Never holds the key.
     """
-    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(f"{endpoint}/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -40,11 +40,25 @@ _COMMON_ENVIRONMENT = {
     "VLLM_CONFIG_ROOT": f"{CACHE_TARGET}/config",
 }
 _SERVE_FIELDS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "gpu_memory_utilization", "kv_cache_memory_bytes",
-    "max_num_seqs", "max_num_batched_tokens", "trust_remote_code", "enforce_eager", "language_model_only",
-    "enable_expert_parallel", "enable_prefix_caching", "kv_cache_dtype", "load_format", "reasoning_parser",
-    "tool_call_parser", "enable_auto_tool_choice", "chat_template",
-)  # fmt: skip
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "trust_remote_code",
+    "enforce_eager",
+    "language_model_only",
+    "enable_expert_parallel",
+    "enable_prefix_caching",
+    "kv_cache_dtype",
+    "load_format",
+    "reasoning_parser",
+    "tool_call_parser",
+    "enable_auto_tool_choice",
+    "chat_template",
+)
 
 
 @dataclass(frozen=True)
@@ -117,9 +131,7 @@ class GroupFiles:
     weights: dict[str, str]
 
 
-def plan_group(
-    settings: Settings, group_name: str, stack: str, image_identity: str, files: GroupFiles
-) -> GroupPlan:
+def plan_group(settings: Settings, group_name: str, stack: str, image_identity: str, files: GroupFiles) -> GroupPlan:
     """Render the containers of a group.
 
     Args:
@@ -214,7 +226,10 @@ def _container(settings: Settings, group_name: str, stack: str, files: GroupFile
         BindMount(f"{folder.files}/{files.runtime}", RUNTIME_TARGET),
         BindMount(folder.state(group_name), STATE_TARGET, read_only=False),
         BindMount(files.weights[node.name], model_target(group)),
-        *(BindMount(f"{folder.files}/{path}", patch.target) for path, patch in zip(files.patches, serving.patches, strict=True)),
+        *(
+            BindMount(f"{folder.files}/{path}", patch.target)
+            for path, patch in zip(files.patches, serving.patches, strict=True)
+        ),
         *(BindMount(mount.source, mount.target, mount.read_only) for mount in serving.mounts),
     ]
     if with_key:
@@ -246,25 +261,43 @@ def _supervisor_arguments(
 ) -> list[str]:
     serving = group.serving
     words = [
-        "--group", group_name,
-        "--rank", str(rank),
-        "--nodes", str(len(group.nodes)),
-        "--gpus-per-node", str(GPUS_PER_NODE),
-        "--backend", serving.backend,
-        "--head-address", head.fabric_address or "127.0.0.1",
-        "--node-address", node.fabric_address or "127.0.0.1",
-        "--ray-port", str(serving.ray_port),
-        "--status-port", str(serving.status_port),
-        "--serve-host", serving.host,
-        "--serve-port", str(serving.port),
-        "--model", model_target(group),
-        "--served-model-name", group.model.served_name,
-        "--state-dir", STATE_TARGET,
-        "--object-store-bytes", str(serving.object_store_bytes),
-        "--join-timeout-s", str(serving.join_timeout_s),
-        "--start-timeout-s", str(serving.start_timeout_s),
-        "--canary-timeout-s", str(serving.canary_timeout_s),
-    ]  # fmt: skip
+        "--group",
+        group_name,
+        "--rank",
+        str(rank),
+        "--nodes",
+        str(len(group.nodes)),
+        "--gpus-per-node",
+        str(GPUS_PER_NODE),
+        "--backend",
+        serving.backend,
+        "--head-address",
+        head.fabric_address or "127.0.0.1",
+        "--node-address",
+        node.fabric_address or "127.0.0.1",
+        "--ray-port",
+        str(serving.ray_port),
+        "--status-port",
+        str(serving.status_port),
+        "--serve-host",
+        serving.host,
+        "--serve-port",
+        str(serving.port),
+        "--model",
+        model_target(group),
+        "--served-model-name",
+        group.model.served_name,
+        "--state-dir",
+        STATE_TARGET,
+        "--object-store-bytes",
+        str(serving.object_store_bytes),
+        "--join-timeout-s",
+        str(serving.join_timeout_s),
+        "--start-timeout-s",
+        str(serving.start_timeout_s),
+        "--canary-timeout-s",
+        str(serving.canary_timeout_s),
+    ]
     if serving.api_key != "off" and rank == 0:
         words += ["--api-key-file", KEY_TARGET]
     return [*words, "--", *serve_arguments(serving)]

@@ -20,9 +20,10 @@ echo '=== dgx'; cat /etc/dgx-release 2>/dev/null || true
 echo '=== memory'; grep -E '^(MemTotal|MemAvailable|SwapTotal):' /proc/meminfo
 echo '=== disk'; d="$1"; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -B1 --output=avail "$d" | tail -1
 echo '=== docker'
-if ! command -v docker >/dev/null; then echo missing; else docker version --format '{{.Server.Version}} {{.Server.Arch}}' 2>&1 || true; fi
+if ! command -v docker >/dev/null; then echo missing
+else docker version --format '{{.Server.Version}} {{.Server.Arch}}' 2>&1 || true; fi
 echo '=== gpu'
-if command -v nvidia-smi >/dev/null; then nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || true; fi
+command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || true
 """
 
 
@@ -126,7 +127,9 @@ def observe_sysctls(transport: Transport, names: list[str]) -> dict[str, str | N
     text = run_checked(
         transport,
         # /proc and not the sysctl command, which is not on the PATH of an unprivileged shell everywhere.
-        script('for k in "$@"; do echo "=== $k"; cat "/proc/sys/${k//.//}" 2>/dev/null || echo "--absent--"; done', *names),
+        script(
+            'for k in "$@"; do echo "=== $k"; cat "/proc/sys/${k//.//}" 2>/dev/null || echo "--absent--"; done', *names
+        ),
         purpose="expected to read kernel parameters",
     )
     found = {key: " ".join(value.split()) for key, value in parse_sections(text).items()}
@@ -176,15 +179,50 @@ def apply_sysctls(
     return after
 
 
+_PRUNE = """
+cd "$1" 2>/dev/null || exit 0
+shift
+ids=$(docker ps -aq)
+used=$(for c in $ids; do docker inspect --format '{{range .Mounts}}{{.Source}} {{end}}' "$c"; done)
+for d in *; do
+  [ -d "$d" ] || continue
+  case " $* " in *" $d "*) continue ;; esac
+  case "$used" in *"/$d/"*) continue ;; esac
+  rm -rf -- "$d"
+  echo "$d"
+done
+"""
+
+
+def prune_files(transport: Transport, folder: StackFolder, wanted: list[str]) -> list[str]:
+    """Remove files of ours that the settings no longer want and that no container has mounted, running or not.
+
+    A container that is about to be replaced keeps its file until the next time: if the replacement never comes, it can
+    still be started again.
+
+    Returns:
+        The folders that were removed.
+    """
+    keep = sorted({path.removeprefix(f"{folder.files}/").split("/")[0] for path in wanted})
+    text = run_checked(
+        transport, script(_PRUNE, folder.files, *keep), purpose="expected to remove files no longer wanted"
+    )
+    return text.split()
+
+
 def observe_files(transport: Transport, paths: list[str]) -> dict[str, str]:
     """SHA-256 of each file on a node, ``absent`` where there is none."""
     if not paths:
         return {}
     text = run_checked(
         transport,
-        script('for f in "$@"; do echo "=== $f"; if [ -f "$f" ]; then sha256sum -- "$f" | cut -c1-64; '
-               "else echo absent; fi; done", *paths, timeout_s=60),
+        script(
+            'for f in "$@"; do echo "=== $f"; if [ -f "$f" ]; then sha256sum -- "$f" | cut -c1-64; '
+            "else echo absent; fi; done",
+            *paths,
+            timeout_s=60,
+        ),
         purpose="expected to read the files of ours",
-    )  # fmt: skip
+    )
     found = parse_sections(text)
     return {path: found.get(path, "absent").strip() for path in paths}

@@ -70,10 +70,15 @@ def observe_image(transport: Transport, reference: str) -> ImageFacts | None:
         CommandError: the daemon could not be asked; that is not "absent".
     """
     result = transport.run(
-        command("docker", "image", "inspect", "--format",
-                '{"image_id":{{json .Id}},"architecture":{{json .Architecture}},"layers":{{json .RootFS.Layers}}}',
-                reference)
-    )  # fmt: skip
+        command(
+            "docker",
+            "image",
+            "inspect",
+            "--format",
+            '{"image_id":{{json .Id}},"architecture":{{json .Architecture}},"layers":{{json .RootFS.Layers}}}',
+            reference,
+        )
+    )
     if result.ok:
         value = json.loads(result.stdout)
         return ImageFacts(value["image_id"], value["architecture"], tuple(value["layers"] or ()))
@@ -141,9 +146,10 @@ def ensure_image(transport: Transport, settings: ImageSettings, image_id: str | 
             raise CommandError(f"expected the image {wanted} after bringing it, found none", where=transport.node)
     if image_id is not None and facts.image_id != image_id:
         raise CommandError(
-            f"expected image id {image_id}, found {facts.image_id}", where=f"{transport.node} (image)",
+            f"expected image id {image_id}, found {facts.image_id}",
+            where=f"{transport.node} (image)",
             do="the node's Docker uses another image store than the archive's id was made for; use image.registry",
-        )  # fmt: skip
+        )
     return facts
 
 
@@ -157,7 +163,8 @@ def require_parity(found: dict[str, ImageFacts]) -> ImageFacts:
     for node, facts in found.items():
         if facts.layers != first.layers or facts.architecture != first.architecture:
             raise SparkError(
-                f"expected the image of {first_node} ({first.image_id[:19]}), found another one ({facts.image_id[:19]})",
+                f"expected the image of {first_node} ({first.image_id[:19]}), "
+                f"found another one ({facts.image_id[:19]})",
                 where=f"{node} (image)",
                 do="pin the image by digest, or remove the differing one on that node and run up again",
             )

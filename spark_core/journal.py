@@ -22,16 +22,18 @@ from spark_core.transport.ssh import write_file
 
 Kind = Literal["sysctl", "file", "link"]
 
-_READ = 'cd "$1" 2>/dev/null || exit 0; for f in *.json; do [ -e "$f" ] || continue; echo "=== $f"; cat "$f"; echo; done'
+_READ = (
+    'cd "$1" 2>/dev/null || exit 0; for f in *.json; do [ -e "$f" ] || continue; echo "=== $f"; cat "$f"; echo; done'
+)
 
 
 # networkd leaves addresses and kernel parameters of an interface that it no longer manages. A link that is gone (an
 # uncabled port of a Spark has no device at all) needs no putting back.
 _UNDO_LINK = """
-dev=$1 mtu=$2 keep=" $3 "; shift 3
+dev=$1 mtu=$2 added=" $3 "; shift 3
 [ -e "/sys/class/net/$dev" ] || exit 0
 ip -o -4 address show dev "$dev" | while read -r _ _ _ address _; do
-  case "$keep" in *" $address "*) ;; *) ip address del "$address" dev "$dev" ;; esac
+  case "$added" in *" $address "*) ip address del "$address" dev "$dev" ;; esac
 done
 ip link set dev "$dev" mtu "$mtu"
 for pair in "$@"; do
@@ -52,7 +54,7 @@ class JournalEntry:
         old: The value before: text of the sysctl, base64 of the file or None if there was none, MTU of the link.
         mode: Octal mode of the file before.
         owner: ``user:group`` of the file before.
-        addresses: IPv4 addresses of the link before.
+        added: IPv4 addresses that we put on the link; only these are taken away, not what others have added since.
         parameters: Kernel parameters of the link before, by their path below /proc/sys/net.
         at: Unix time, for the order of undoing.
     """
@@ -62,7 +64,7 @@ class JournalEntry:
     old: str | None
     mode: str | None = None
     owner: str | None = None
-    addresses: Sequence[str] = ()
+    added: Sequence[str] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
     at: float = 0.0
 
@@ -130,7 +132,9 @@ def journal_exists(transport: Transport, folder: StackFolder) -> bool:
         purpose=f"expected to look for {folder.journal}",
     ).strip()
     if said not in ("present", "absent"):
-        raise ObservationError(f"expected to learn whether {folder.journal} is there, found: {said[:80]}", where=transport.node)
+        raise ObservationError(
+            f"expected to learn whether {folder.journal} is there, found: {said[:80]}", where=transport.node
+        )
     return said == "present"
 
 
@@ -163,13 +167,23 @@ def record(transport: Transport, folder: StackFolder, entry: JournalEntry) -> No
         script(
             'umask 077; mkdir -p "$(dirname "$1")"; [ -e "$1" ] && exit 0; tmp=$(mktemp "$1.tmp.XXXXXX"); '
             # A connection that is cut ends the input too: half an entry must never stand.
-            'cat > "$tmp"; [ "$(stat -c %s "$tmp")" = "$2" ] || { rm -f "$tmp"; echo "the input was cut" >&2; exit 5; }; '
+            'cat > "$tmp"; '
+            '[ "$(stat -c %s "$tmp")" = "$2" ] || { rm -f "$tmp"; echo "the input was cut" >&2; exit 5; }; '
             'sync "$tmp"; mv -n "$tmp" "$1"; rm -f "$tmp"',
             f"{folder.journal}/{stamped.file_name}",
             str(len(text)),
             stdin=text,
         ),
         purpose=f"expected to record the old value of {entry.target}",
+    )
+
+
+def amend(transport: Transport, folder: StackFolder, entry: JournalEntry) -> None:
+    """Replace an entry by one that knows more of what we did; what it says of before must be the same."""
+    run_checked(
+        transport,
+        write_file(f"{folder.journal}/{entry.file_name}", json.dumps(asdict(entry), sort_keys=True).encode()),
+        purpose=f"expected to record what is done to {entry.target}",
     )
 
 
@@ -199,7 +213,7 @@ def undo_commands(entry: JournalEntry) -> list[Command]:
         return [command("sysctl", "-q", "-w", f"{entry.target}={entry.old}", sudo=True)]
     if entry.kind == "link":
         pairs = [f"{path}={value}" for path, value in sorted(entry.parameters.items())]
-        return [script(_UNDO_LINK, entry.target, str(entry.old), " ".join(entry.addresses), *pairs, sudo=True)]
+        return [script(_UNDO_LINK, entry.target, str(entry.old), " ".join(entry.added), *pairs, sudo=True)]
     if entry.old is None:
         return [command("rm", "-f", "--", entry.target, sudo=True)]
     restore = write_file(entry.target, base64.b64decode(entry.old), mode=entry.mode or "0600", sudo=True)
@@ -282,7 +296,11 @@ def close_journal(transport: Transport, folder: StackFolder) -> list[str]:
 def kept_caches(transport: Transport, folder: StackFolder) -> str | None:
     """What stays on a node after the end of a stack, with its size, for the person; None if nothing does."""
     text = transport.run(
-        script('for d in "$@"; do [ ! -d "$d" ] || du -sh "$d" | tr "\\t" " "; done', folder.weights, f"{folder.root}/cache")
+        script(
+            'for d in "$@"; do [ ! -d "$d" ] || du -sh "$d" | tr "\\t" " "; done',
+            folder.weights,
+            f"{folder.root}/cache",
+        )
     ).stdout
     kept = [f"{path} ({size})" for size, _, path in (line.partition(" ") for line in text.splitlines()) if path]
     return ", ".join(kept) or None

@@ -106,30 +106,45 @@ def node_findings(settings: Settings, stack: str, node: NodeSettings, look: Node
         findings.append(Finding("fail", problem["where"], problem["what"], problem["do"]))
     if settings.hardware == "spark" and host.architecture != "arm64":
         findings.append(
-            Finding("fail", f"{node.name} (hardware)", f"expected a DGX Spark (arm64), found {host.architecture}",
-                    "correct management_address, or set hardware: cpu for hosts without GPU")
-        )  # fmt: skip
+            Finding(
+                "fail",
+                f"{node.name} (hardware)",
+                f"expected a DGX Spark (arm64), found {host.architecture}",
+                "correct management_address, or set hardware: cpu for hosts without GPU",
+            )
+        )
     if settings.hardware == "spark" and host.gpu is None:
         findings.append(
-            Finding("fail", f"{node.name}", "expected a GPU from nvidia-smi, found none (driver not loaded?)",
-                    "check that the running kernel has the nvidia module (one phased upgrade leaves a node without)")
-        )  # fmt: skip
+            Finding(
+                "fail",
+                f"{node.name}",
+                "expected a GPU from nvidia-smi, found none (driver not loaded?)",
+                "check that the running kernel has the nvidia module (one phased upgrade leaves a node without)",
+            )
+        )
     if host.disk_free_bytes < _MINIMUM_FREE_BYTES:
         findings.append(
-            Finding("fail", f"{node.name} (node_root)",
-                    f"expected {_MINIMUM_FREE_BYTES / 1e9:.0f} GB of free space, found {host.disk_free_bytes / 1e9:.1f} GB",
-                    "free some space on that disk")
-        )  # fmt: skip
+            Finding(
+                "fail",
+                f"{node.name} (node_root)",
+                f"expected {_MINIMUM_FREE_BYTES / 1e9:.0f} GB of free space, found {host.disk_free_bytes / 1e9:.1f} GB",
+                "free some space on that disk",
+            )
+        )
     findings += _fabric(settings, node, look.fabric)
     findings += _ports(settings, node, look.busy_ports)
     if look.same_name is not None:
-        name, owner, image, status = (look.same_name.split("|") + ["", "", ""])[:4]
+        name, owner, image, status = ([*look.same_name.split("|"), "", "", ""])[:4]
         if owner != stack:
             whose = f"stack {owner}" if owner else "nobody of ours"
             findings.append(
-                Finding("fail", node.name, f"expected no foreign container {name}, found one of {whose} ({image}, {status})",
-                        "remove it or rename it yourself; it is never removed by this program")
-            )  # fmt: skip
+                Finding(
+                    "fail",
+                    node.name,
+                    f"expected no foreign container {name}, found one of {whose} ({image}, {status})",
+                    "remove it or rename it yourself; it is never removed by this program",
+                )
+            )
     return findings
 
 
@@ -146,8 +161,14 @@ def cluster_findings(looks: Mapping[str, NodeLook]) -> list[Finding]:
         values = {node: value(look) for node, look in looks.items()}
         if len(set(values.values())) > 1:
             text = ", ".join(f"{node} {found}" for node, found in values.items())
-            findings.append(Finding(severity, "nodes", f"expected the same {title} on all nodes, found {text}",
-                                    "bring the nodes to the same state, then run again"))  # fmt: skip
+            findings.append(
+                Finding(
+                    severity,
+                    "nodes",
+                    f"expected the same {title} on all nodes, found {text}",
+                    "bring the nodes to the same state, then run again",
+                )
+            )
     return findings
 
 
@@ -159,20 +180,32 @@ def _fabric(settings: Settings, node: NodeSettings, facts: FabricFacts) -> list[
         if link is None:
             have = ", ".join(sorted(name for name in facts.links if name != "lo"))
             findings.append(
-                Finding("fail", where, f"expected the interface {interface.netdev}, found only {have}",
-                        "plug the cable in (an uncabled port has no interface at all), or correct the name")
-            )  # fmt: skip
+                Finding(
+                    "fail",
+                    where,
+                    f"expected the interface {interface.netdev}, found only {have}",
+                    "plug the cable in (an uncabled port has no interface at all), or correct the name",
+                )
+            )
             continue
         if not link.carrier:
             findings.append(
-                Finding("fail", where, f"expected a carrier on {interface.netdev}, found none",
-                        "check the cable and the other node; a port whose second half is lost needs a full power cycle")
-            )  # fmt: skip
+                Finding(
+                    "fail",
+                    where,
+                    f"expected a carrier on {interface.netdev}, found none",
+                    "check the cable and the other node; a port whose second half is lost needs a full power cycle",
+                )
+            )
         if interface.hca and interface.hca not in facts.hcas:
             findings.append(
-                Finding("fail", where, f"expected the RDMA device {interface.hca}, found {', '.join(facts.hcas) or 'none'}",
-                        "correct nodes[].fabric[].hca (ibdev2netdev shows the pairs)")
-            )  # fmt: skip
+                Finding(
+                    "fail",
+                    where,
+                    f"expected the RDMA device {interface.hca}, found {', '.join(facts.hcas) or 'none'}",
+                    "correct nodes[].fabric[].hca (ibdev2netdev shows the pairs)",
+                )
+            )
     if not settings.fabric.manage:
         for text in fabric_findings(node.name, facts, node.fabric, settings.fabric.mtu_bytes):
             where, _, what = text.partition(": ")
@@ -184,10 +217,14 @@ def _fabric(settings: Settings, node: NodeSettings, facts: FabricFacts) -> list[
 def _ports(settings: Settings, node: NodeSettings, busy: Mapping[int, str]) -> list[Finding]:
     names = {port: name for _, name, port in _head_ports(settings, node)}
     return [
-        Finding("fail", f"{node.name} (serving.{names.get(port, 'port')})",
-                f"expected port {port} to be free, found {holder}", "stop that program, or choose another port")
+        Finding(
+            "fail",
+            f"{node.name} (serving.{names.get(port, 'port')})",
+            f"expected port {port} to be free, found {holder}",
+            "stop that program, or choose another port",
+        )
         for port, holder in busy.items()
-    ]  # fmt: skip
+    ]
 
 
 def _head_ports(settings: Settings, node: NodeSettings) -> list[tuple[str, str, int]]:
@@ -206,7 +243,9 @@ def _look(settings: Settings, stack: str, node: NodeSettings, open_node: Opener)
         fabric = observe_fabric(transport)
         if host.docker_problem:
             return NodeLook(host, fabric, {}, None)
-        ranks = [(name, group.nodes.index(node.name)) for name, group in settings.groups.items() if node.name in group.nodes]
+        ranks = [
+            (name, group.nodes.index(node.name)) for name, group in settings.groups.items() if node.name in group.nodes
+        ]
         same_name: str | None = None
         ours_runs = False
         for group_name, rank in ranks:

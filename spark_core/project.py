@@ -47,14 +47,22 @@ def require_own_packages(project: Path, root: Path | None, safe_path: bool | Non
         spec = importlib.util.find_spec(name)
         found = Path(spec.origin).resolve() if spec and spec.origin else None
         if found != (project / name / "__init__.py").resolve():
-            raise SparkError(f"expected the package {name} of {project}, found {found or 'none'}; "
-                             "another package of that name was imported first")  # fmt: skip
+            raise SparkError(
+                f"expected the package {name} of {project}, found {found or 'none'}; "
+                "another package of that name was imported first"
+            )
     if sys.flags.safe_path if safe_path is None else safe_path:
-        raise SparkError("expected PYTHONSAFEPATH to be unset, found it set: Pulumi's provider process "
-                         "could then not find the package providers; unset it and run again")  # fmt: skip
+        raise SparkError(
+            "expected PYTHONSAFEPATH to be unset, found it set: Pulumi's provider process "
+            "could then not find the package providers; unset it and run again"
+        )
     if root is None:
         # The provider process and the paths of files belong to a folder that an inline program cannot know.
-        raise SparkError(f"expected a local program (work_dir={project}), found an inline one: "
-                         "Pulumi's provider process could not find the package providers")  # fmt: skip
+        raise SparkError(
+            f"expected a local program (work_dir={project}), found an inline one: "
+            "Pulumi's provider process could not find the package providers"
+        )
     if root.resolve() != project.resolve():
-        raise SparkError(f"expected Pulumi to run in {project}, found {root}: pass it as work_dir to the Automation API")
+        raise SparkError(
+            f"expected Pulumi to run in {project}, found {root}: pass it as work_dir to the Automation API"
+        )

@@ -145,7 +145,9 @@ def observe_weights(transport: Transport, directory: str, root: str) -> Manifest
             return None
         return Manifest({name: (int(size), str(digest)) for name, (size, digest) in value["files"].items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ObservationError("expected a list of weights files, found something else", where=transport.node) from error
+        raise ObservationError(
+            "expected a list of weights files, found something else", where=transport.node
+        ) from error
 
 
 def copy_weights(
@@ -162,10 +164,16 @@ def copy_weights(
         return
     place = target if found is not None else f"{target}.partial"
     there = found if found is not None else observe_weights(transport, place, root) or Manifest({})
-    run_checked(transport, script('umask 022; mkdir -p "$1"; rm -rf "$1/.incoming"', place), purpose=f"expected to create {place}")
+    run_checked(
+        transport,
+        script('umask 022; mkdir -p "$1"; rm -rf "$1/.incoming"', place),
+        purpose=f"expected to create {place}",
+    )
     bad = [name for name in wanted.files if there.files.get(name) != wanted.files[name]]
     size = sum(wanted.files[name][0] for name in bad)
-    free = int(run_checked(transport, script('df -B1 --output=avail "$1" | tail -1', place), purpose="expected free space"))
+    free = int(
+        run_checked(transport, script('df -B1 --output=avail "$1" | tail -1', place), purpose="expected free space")
+    )
     if free < size * 1.02:
         raise CommandError(
             f"expected {size / 1e9:.1f} GB of free space for the weights, found {free / 1e9:.1f} GB",
@@ -179,24 +187,34 @@ def copy_weights(
         )
         result = transport.stream(
             # Extracted beside its final name and renamed: nobody ever reads half a file.
-            script('umask 022; cd "$1"; tmp=.incoming; rm -rf "$tmp"; mkdir "$tmp"; tar -x --no-same-owner -C "$tmp" -f -; '
-                   'cd "$tmp"; find . -type f | while read -r f; do mkdir -p "../$(dirname "$f")"; mv -f "$f" "../$f"; done; '
-                   'cd ..; rm -rf "$tmp"', place, timeout_s=COPY_TIMEOUT_S),
+            script(
+                'umask 022; cd "$1"; tmp=.incoming; rm -rf "$tmp"; mkdir "$tmp"; '
+                'tar -x --no-same-owner -C "$tmp" -f -; cd "$tmp"; '
+                'find . -type f | while read -r f; do mkdir -p "../$(dirname "$f")"; mv -f "$f" "../$f"; done; '
+                'cd ..; rm -rf "$tmp"',
+                place,
+                timeout_s=COPY_TIMEOUT_S,
+            ),
             chunks,
-        )  # fmt: skip
+        )
         if not result.ok:
             raise CommandError(
-                f"expected the weights to arrive in {place}, found: {result.stderr.strip()[-160:]}", where=transport.node,
+                f"expected the weights to arrive in {place}, found: {result.stderr.strip()[-160:]}",
+                where=transport.node,
                 do="run up again; files that have arrived whole are not sent again",
-            )  # fmt: skip
+            )
         sent += sum(wanted.files[name][0] for name in batch)
     extra = [name for name in there.files if name not in wanted.files]
     if extra:
-        run_checked(transport, script('cd "$1"; shift; rm -f -- "$@"', place, *extra), purpose="expected to remove files")
+        run_checked(
+            transport, script('cd "$1"; shift; rm -f -- "$@"', place, *extra), purpose="expected to remove files"
+        )
     after = observe_weights(transport, place, root)
     left = wanted.differences(after) if after is not None else ["the folder: missing"]
     if left:
-        raise CommandError(f"expected whole weights in {place}, found {left[0]}", where=transport.node, evidence=left[1:])
+        raise CommandError(
+            f"expected whole weights in {place}, found {left[0]}", where=transport.node, evidence=left[1:]
+        )
     if place != target:
         run_checked(transport, command("mv", "-T", "--", place, target), purpose=f"expected to publish {target}")
 
@@ -211,19 +229,29 @@ def verify_in_place(transports: Mapping[str, Transport], directory: str, roots: 
     for node, transport in transports.items():
         manifest = observe_weights(transport, directory, roots[node])
         if manifest is None:
-            raise SparkError(f"expected the weights in {directory}, found no such directory",
-                             where=f"{node} (model.source)", do="put the model there on every node")  # fmt: skip
+            raise SparkError(
+                f"expected the weights in {directory}, found no such directory",
+                where=f"{node} (model.source)",
+                do="put the model there on every node",
+            )
         index = transport.run(script('cat "$1/model.safetensors.index.json" 2>/dev/null || true', directory)).stdout
         missing = missing_shards(index or None, manifest)
         if missing:
-            raise SparkError(f"expected {missing[0]} in {directory}, found none", where=f"{node} (model.source)",
-                             do="the download is not whole; run it again on this node", evidence=missing[1:])  # fmt: skip
+            raise SparkError(
+                f"expected {missing[0]} in {directory}, found none",
+                where=f"{node} (model.source)",
+                do="the download is not whole; run it again on this node",
+                evidence=missing[1:],
+            )
         if reference is None:
             reference = manifest
         elif reference.differences(manifest):
             wrong = reference.differences(manifest)
-            raise SparkError(f"expected the same weights as on {next(iter(transports))}, found {wrong[0]}",
-                             where=f"{node} (model.source)", evidence=wrong[1:])  # fmt: skip
+            raise SparkError(
+                f"expected the same weights as on {next(iter(transports))}, found {wrong[0]}",
+                where=f"{node} (model.source)",
+                evidence=wrong[1:],
+            )
     if reference is None:
         raise SparkError("expected at least one node", where="model.source")
     return reference
@@ -270,5 +298,3 @@ def _tar_stream(
                     progress(f"{sent / 1e9:.2f} of {total / 1e9:.2f} GB sent")
         yield b"\0" * (-info.size % tarfile.BLOCKSIZE)
     yield b"\0" * tarfile.RECORDSIZE
-
-

@@ -21,9 +21,7 @@ _TAG = re.compile(r"^\s?(\((?:[\w.:\- ]+ )?pid=\d+[^)]*\)|\[[\w.\- ]+ (?:pid|ran
 _LEVEL = re.compile(
     r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?\s+\[[^\]]+\]\s?"
 )
-_RAY_LEVEL = re.compile(
-    r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\s+(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\S+\s+--\s?"
-)
+_RAY_LEVEL = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\s+(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\S+\s+--\s?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?::\s.*|)$")
 _QUIET = ("DEBUG", "INFO", "WARNING")
 

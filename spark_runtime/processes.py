@@ -66,9 +66,7 @@ class Processes:
         )
         if popen.stdout is None:
             raise RuntimeError("no pipe")
-        pump = threading.Thread(
-            target=_pump, args=(popen.stdout, name, on_line), name=f"log-{name}", daemon=True
-        )
+        pump = threading.Thread(target=_pump, args=(popen.stdout, name, on_line), name=f"log-{name}", daemon=True)
         child = Child(name, popen, pump)
         self._children[popen.pid] = child
         pump.start()

@@ -96,9 +96,7 @@ class Generation:
             return None
         if not isinstance(value, dict):
             raise BadMessage("generation: expected an object or null")
-        return cls(
-            _text(value, "deployment"), _text(value, "head_incarnation"), _number(value, "n", 1, 2**53)
-        )
+        return cls(_text(value, "deployment"), _text(value, "head_incarnation"), _number(value, "n", 1, 2**53))
 
 
 @dataclass(frozen=True)
@@ -253,9 +251,7 @@ class Gang:
         if request.rank in self.members:
             self._judge_member(request, before, now)
         joins = self.may_join and not self.ended and self.members.get(request.rank) == request.incarnation
-        return LeaseReply(
-            self.group, self.deployment, self.generation, "join" if joins else "idle", phase, detail
-        )
+        return LeaseReply(self.group, self.deployment, self.generation, "join" if joins else "idle", phase, detail)
 
     def missing(self, now: float) -> list[str]:
         """What still keeps the members from being fixed, one text per rank."""

@@ -166,9 +166,7 @@ class Rank:
         folder = self.settings.state_dir / "logs"
         if self.log is not None:
             self.log.close()
-        self.log = logs.GenerationLog(
-            folder / str(generation.n), self.settings.rank, self.settings.log_limit_bytes
-        )
+        self.log = logs.GenerationLog(folder / str(generation.n), self.settings.rank, self.settings.log_limit_bytes)
         logs.keep_newest(folder, self.settings.keep_generations)
         self.generation = generation
         self.first_error, self.exit_codes = None, {}
@@ -189,9 +187,7 @@ class Rank:
         self.ray = self.start("ray", argv, ray_node.start_env(self.env), self.on_line)
         return self.ray
 
-    def start(
-        self, name: str, argv: list[str], env: dict[str, str], on_line: Callable[[str, str], None]
-    ) -> Child:
+    def start(self, name: str, argv: list[str], env: dict[str, str], on_line: Callable[[str, str], None]) -> Child:
         """Start a child; an executable that the image lacks is a failure of the generation."""
         self.say(f"starting {name}: {' '.join(argv) if name != 'ray-probe' else 'counting Ray nodes'}")
         try:

@@ -91,9 +91,7 @@ def count_nodes(found: Sequence[tuple[str, float]], ranks: Mapping[int, str], gp
     wrong, missing = [], []
     addresses = [address for address, _ in found]
     if len(set(ranks.values())) < len(ranks):
-        wrong.append(
-            "two ranks run on one node: " + ", ".join(f"rank {r} ({a})" for r, a in sorted(ranks.items()))
-        )
+        wrong.append("two ranks run on one node: " + ", ".join(f"rank {r} ({a})" for r, a in sorted(ranks.items())))
     for address in sorted(set(addresses)):
         gpus = sum(count for where, count in found if where == address)
         if addresses.count(address) > 1 or gpus > gpus_per_node:

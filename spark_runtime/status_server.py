@@ -28,9 +28,7 @@ class StatusServer:
             take_lease = staticmethod(lease)
 
         self._server = _Server((address, port), Handler)
-        threading.Thread(
-            target=self._server.serve_forever, args=(0.2,), name="status-server", daemon=True
-        ).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.2,), name="status-server", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening."""

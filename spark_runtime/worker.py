@@ -112,9 +112,7 @@ class Worker(Rank):
 
     def _end(self, why: GenerationFailed, after: Literal["failed", "waiting"]) -> None:
         self.say(f"ending the generation: {why}")
-        if (
-            self._failed is None and self.ray is not None
-        ):  # ordered from outside: Ray may leave in its own way
+        if self._failed is None and self.ray is not None:  # ordered from outside: Ray may leave in its own way
             self.processes.terminate(self.ray, 5, self._leasing_turn)
         left = self.end_everything(self._leasing_turn)
         self.note_exit(self.ray)
@@ -171,9 +169,7 @@ class Worker(Rank):
             leaving=self._leaving,
             restart=self._restart,
         )
-        connection = http.client.HTTPConnection(
-            settings.head_address, settings.status_port, timeout=CALL_TIMEOUT_S
-        )
+        connection = http.client.HTTPConnection(settings.head_address, settings.status_port, timeout=CALL_TIMEOUT_S)
         try:
             connection.request("POST", "/lease", json.dumps(request.as_json()), _JSON)
             response = connection.getresponse()

@@ -22,14 +22,10 @@ def load_base() -> dict[str, Any]:
 def load_case(path: Path) -> tuple[dict[str, Any], list[str]]:
     """(settings, violations) of a case file."""
     case = yaml.safe_load(path.read_text())
-    return apply_change(load_base(), case.get("change", {}), case.get("remove", [])), case.get(
-        "violations", []
-    )
+    return apply_change(load_base(), case.get("change", {}), case.get("remove", [])), case.get("violations", [])
 
 
-def apply_change(
-    raw: dict[str, Any], change: Mapping[str, Any], remove: Sequence[str] = ()
-) -> dict[str, Any]:
+def apply_change(raw: dict[str, Any], change: Mapping[str, Any], remove: Sequence[str] = ()) -> dict[str, Any]:
     """Set and remove values at paths such as ``nodes[0].fabric[1].address``."""
     for path in remove:
         owner, last = _owner(raw, path)

@@ -14,13 +14,12 @@ from typing import Any
 
 from tests.local_node import LocalNode
 
-PROGRAMS = ("docker", "ip", "sysctl", "netplan", "proc-cat", "ss", "nvidia-smi")
+PROGRAMS = ("docker", "ip", "sysctl", "netplan", "ss", "nvidia-smi")
 SHORT = {
     # Nothing of a fake host takes time, or belongs to somebody else.
     "sleep": "exit 0",
     "chown": "exit 0",
     "seq": "echo 1; echo 2",
-    "cat": 'case "$1" in /proc/sys/*) exec proc-cat "$@" ;; esac; exec /bin/cat "$@"',
     "python3": f'exec {sys.executable} "$@"',
 }
 SCRIPT = Path(__file__).parent / "fixtures" / "fake_programs.py"
@@ -38,12 +37,12 @@ class FakeHost:
         self.base = base
         self.programs = base / "programs"
         self.programs.mkdir(parents=True)
-        (base / "netplan").mkdir()
+        for folder in ("sys/class/net", "proc/sys/net", "etc/netplan"):
+            (base / folder).mkdir(parents=True)
         self._state = base / "state.json"
         self.write(
             {
                 "links": {},
-                "sysctls": {},
                 "containers": {},
                 "volumes": {},
                 "images": {},
@@ -55,16 +54,33 @@ class FakeHost:
             self._install(program, f"#!{sys.executable} -IS\n{SCRIPT.read_text()}")
         for program, text in SHORT.items():
             self._install(program, f"#!/bin/sh\n{text}\n")
-        self.node = LocalNode(name, programs=self.programs)
+        self.node = LocalNode(name, programs=self.programs, sandbox=base)
 
     def _install(self, program: str, text: str) -> None:
         path = self.programs / program
         path.write_text(text)
         path.chmod(0o755)
 
+    netplan_file = "/etc/netplan/60-spark-vllm.yaml"
+    """Its netplan file of ours, as its commands name it."""
+
     @property
-    def netplan_file(self) -> str:
-        return str(self.base / "netplan" / "60-spark-vllm.yaml")
+    def netplan_path(self) -> Path:
+        """Where that file lies on this machine."""
+        return Path(f"{self.base}{self.netplan_file}")
+
+    @property
+    def sysctls(self) -> dict[str, str]:
+        """Kernel parameters that are no interface's own."""
+        root = self.base / "proc/sys"
+        files = [path for path in root.rglob("*") if path.is_file() and "conf" not in path.parts]
+        return {str(path.relative_to(root)).replace("/", "."): path.read_text().strip() for path in sorted(files)}
+
+    def set_sysctls(self, values: dict[str, str]) -> None:
+        for name, value in values.items():
+            path = self.base / "proc/sys" / name.replace(".", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(value + "\n")
 
     def read(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(self._state.read_text())
@@ -90,13 +106,21 @@ class FakeHost:
         return found
 
     def set_link(self, name: str, mtu: int, *addresses: str) -> None:
+        """Put an interface with a carrier onto the host."""
+        folder = self.base / "sys/class/net" / name
+        folder.mkdir(exist_ok=True)
+        (folder / "carrier").write_text("1\n")
         self.change(links=self.links() | {name: {"mtu": mtu, "addresses": list(addresses)}})
+
+    def pull_cable(self, name: str) -> None:
+        """An uncabled port of a Spark has no interface at all."""
+        (self.base / "sys/class/net" / name / "carrier").unlink()
+        (self.base / "sys/class/net" / name).rmdir()
+        self.change(links={other: link for other, link in self.links().items() if other != name})
 
     def set_container(self, name: str, **values: Any) -> None:
         """Put a container onto the host, in the words of ``docker inspect``."""
-        self.change(
-            containers=self.read()["containers"] | {name: {"Id": f"id-of-{name}", "Running": True, **values}}
-        )
+        self.change(containers=self.read()["containers"] | {name: {"Id": f"id-of-{name}", "Running": True, **values}})
 
     def netplan_refuses(self, words: str) -> None:
         self.change(netplan_error=words)

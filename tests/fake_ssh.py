@@ -45,6 +45,7 @@ class FakeSsh:
                 "port": self._ports[name],
                 "programs": str(host.programs),
                 "home": str(host.base / "home"),
+                "sandbox": str(host.base),
                 "user": "user",
                 "sudo": "free",
             }

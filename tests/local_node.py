@@ -16,6 +16,9 @@ from pathlib import Path
 
 from spark_core.transport.base import Command, Result
 
+SYSTEM_FOLDERS = ("/sys/class/", "/proc/sys", "/etc/netplan/")
+"""What a node's commands read and write of its system; a fake host has them below its own folder."""
+
 
 @dataclass
 class LocalNode:
@@ -24,11 +27,13 @@ class LocalNode:
     Args:
         node: Name of the node.
         programs: Folder that is searched first for programs.
+        sandbox: Folder that holds the node's system folders, or None for this machine's own.
         before: Called with each command before it runs; may raise what a carrier raises.
     """
 
     node: str = "spark-a"
     programs: Path | None = None
+    sandbox: Path | None = None
     before: Callable[[Command], None] = lambda _: None
     asked: list[Command] = field(default_factory=list)
 
@@ -41,12 +46,10 @@ class LocalNode:
         # The python of the tests stands for the node's: a version manager's shim would take its
         # time for each command.
         words = [sys.executable if word == "python3" else word for word in cmd.argv[:1]] + list(cmd.argv[1:])
-        done = subprocess.run(
-            words, input=cmd.stdin, capture_output=True, timeout=60, check=False, env=environment
-        )
-        return Result(
-            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
+        for folder in SYSTEM_FOLDERS if self.sandbox is not None else ():
+            words = [word.replace(folder, f"{self.sandbox}{folder}") for word in words]
+        done = subprocess.run(words, input=cmd.stdin, capture_output=True, timeout=60, check=False, env=environment)
+        return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
     def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
         return self.run(Command(cmd.argv, cmd.sudo, b"".join(chunks), cmd.timeout_s))

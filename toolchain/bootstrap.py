@@ -12,9 +12,7 @@ import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the one place that an older Python may reach
     _found = f"{sys.version_info[0]}.{sys.version_info[1]} ({sys.executable})"
-    sys.exit(
-        f"python: expected 3.11 or newer, found {_found}; use a newer one: python3.12 toolchain/bootstrap.py"
-    )
+    sys.exit(f"python: expected 3.11 or newer, found {_found}; use a newer one: python3.12 toolchain/bootstrap.py")
 
 import fcntl
 import hashlib
@@ -102,9 +100,7 @@ def show_version(version: Version) -> str:
 def required_pulumi(root: Path = ROOT) -> Version:
     """The lowest engine that Pulumi.yaml's requiredPulumiVersion admits."""
     project = root / "Pulumi.yaml"
-    match = re.search(
-        r"^requiredPulumiVersion:\s*['\"]?>=\s*([\d.]+)", project.read_text("utf-8"), re.MULTILINE
-    )
+    match = re.search(r"^requiredPulumiVersion:\s*['\"]?>=\s*([\d.]+)", project.read_text("utf-8"), re.MULTILINE)
     version = parse_version(match.group(1)) if match else None
     if version is None:
         raise Stop(f'{project}: expected a line like `requiredPulumiVersion: ">=3.200.0"`, found none')
@@ -129,26 +125,18 @@ def choose_engine(path: str | None, found: Version | None, required: Version, wi
     elif found is None:
         verdict = Choice(True, f"{path} does not tell its version")
     elif found < required:
-        verdict = Choice(
-            True, f"{path} is {show_version(found)}, older than the required {show_version(required)}"
-        )
+        verdict = Choice(True, f"{path} is {show_version(found)}, older than the required {show_version(required)}")
     else:
-        verdict = Choice(
-            False, f"{path} is {show_version(found)}, at least the required {show_version(required)}"
-        )
+        verdict = Choice(False, f"{path} is {show_version(found)}, at least the required {show_version(required)}")
     if wish == "path" and verdict.build:
-        raise Stop(
-            f"pulumi: {verdict.reason}, and SPARK_VLLM_ENGINE=path forbids to build one; install or update it"
-        )
+        raise Stop(f"pulumi: {verdict.reason}, and SPARK_VLLM_ENGINE=path forbids to build one; install or update it")
     return verdict
 
 
 def ask_version(argv: list[str]) -> Version | None:
     """The version that a tool tells of itself, or None if it cannot be run."""
     try:
-        answer = subprocess.run(
-            argv, capture_output=True, text=True, timeout=ASK_LIMIT_S, stdin=subprocess.DEVNULL
-        )
+        answer = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_LIMIT_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_version(answer.stdout) if answer.returncode == 0 else None
@@ -191,9 +179,7 @@ def only_one(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 now = time.monotonic()
                 if now - start > LOCK_LIMIT_S:
-                    raise Stop(
-                        f"{folder}: another set-up has held the lock for {duration(now - start)}"
-                    ) from None
+                    raise Stop(f"{folder}: another set-up has held the lock for {duration(now - start)}") from None
                 if now == told or now - told > 15 or start == told:
                     say(f"  another set-up is at work in {folder}; waiting")
                     told = now + 0.001

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 if not __package__:
@@ -15,6 +17,7 @@ from toolchain.places import ROOT
 from toolchain.steps import Steps, openly, run_command, say
 
 STACK = "dev"
+STATUS_LIMIT_S = 120
 
 
 def resources_in(checkpoint: Path | None) -> bool:
@@ -29,6 +32,18 @@ def resources_in(checkpoint: Path | None) -> bool:
         return True
 
 
+def lab_is_on(environ: Mapping[str, str]) -> bool:
+    """Whether every host of the lab has power; no lab at all counts as off."""
+    python = places.venv_python() if places.venv_python().exists() else Path(sys.executable)
+    words = [str(python), "-m", "lab", "status", "--json"]
+    asked = subprocess.run(words, cwd=ROOT, env=dict(environ), capture_output=True, text=True, timeout=STATUS_LIMIT_S)
+    try:
+        hosts = json.loads(asked.stdout)["hosts"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(hosts) and all(host["power"] for host in hosts)
+
+
 def main() -> int:
     """Destroy first: it undoes on the hosts what the lab's end would only throw away."""
     environ = places.environment()
@@ -37,7 +52,15 @@ def main() -> int:
         with steps("pulumi destroy"):
             checkpoint = places.stack_state(environ, places.project_name(ROOT / "Pulumi.yaml"), STACK)
             foreign = places.local_backend(environ["PULUMI_BACKEND_URL"]) is None
-            if foreign or resources_in(checkpoint):
+            if not (foreign or resources_in(checkpoint)):
+                say(f"  stack {STACK} holds nothing")
+            elif not lab_is_on(environ):
+                # A machine that was restarted has no hosts any more; their disks end with the lab below, and with them
+                # all that a destroy would undo.
+                say("  the lab's hosts are off: the state of the stack is dropped with them")
+                words = ["pulumi", "stack", "rm", STACK, "--yes", "--force", "--preserve-config"]
+                openly("pulumi stack rm", words, cwd=ROOT, env=environ)
+            else:
                 words = ["pulumi", "destroy", "-s", STACK, "--yes", "--skip-preview"]
                 openly(
                     "pulumi destroy",
@@ -46,8 +69,6 @@ def main() -> int:
                     env=environ,
                     remedy="mend what it names and `make down` again",
                 )
-            else:
-                say(f"  stack {STACK} holds nothing")
         with steps("lab down"):
             python = places.venv_python() if places.venv_python().exists() else Path(sys.executable)
             openly("lab", [str(python), "-m", "lab", "down"], cwd=ROOT, env=environ)

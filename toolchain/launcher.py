@@ -7,8 +7,8 @@ The settings, each only if the person gave no value of their own:
   the state holds that salt already; in the checkout this would change a committed file, differently for every
   backend. The file itself is read where it holds encrypted values or names another secrets provider, and with
   `--config`, whose purpose is to write that file.
-- destroy neither refreshes nor runs the program. `options: refresh: always` in Pulumi.yaml holds for destroy too, which would then
-  ask every node and every Docker daemon first and could never remove what a dead node leaves behind.
+- destroy neither refreshes nor runs the program. `options: refresh: always` in Pulumi.yaml holds for destroy too, which
+  would then ask every node and every Docker daemon first and could never remove what a dead node leaves behind.
 
 It replaces itself with the real program, so process ids, signals and exit codes are the real ones.
 """
@@ -26,9 +26,7 @@ from typing import NamedTuple
 READS_STACK_FILE = frozenset({"up", "update", "preview", "pre", "refresh", "destroy", "down", "dn", "import"})
 DESTROYS = frozenset({"destroy", "down", "dn"})
 # Flags whose value is the next word; without this list that word would be taken for the command.
-TAKES_VALUE = frozenset(
-    {"-C", "--cwd", "-s", "--stack", "--color", "--profiling", "--tracing", "-v", "--verbose"}
-)
+TAKES_VALUE = frozenset({"-C", "--cwd", "-s", "--stack", "--color", "--profiling", "--tracing", "-v", "--verbose"})
 
 
 class Call(NamedTuple):
@@ -82,9 +80,7 @@ def selected_stack(project: Path, environ: Mapping[str, str]) -> str:
     home = Path(environ.get("PULUMI_HOME") or Path.home() / ".pulumi")
     key = hashlib.sha1(str(project).encode(), usedforsecurity=False).hexdigest()
     try:
-        settings = json.loads(
-            (home / "workspaces" / f"{match.group(1)}-{key}-workspace.json").read_text("utf-8")
-        )
+        settings = json.loads((home / "workspaces" / f"{match.group(1)}-{key}-workspace.json").read_text("utf-8"))
         stacks = settings.get("stacks") or {}
         chosen = stacks.get(environ.get("PULUMI_BACKEND_URL", "").rstrip("/")) or settings.get("stack") or ""
     except (OSError, ValueError, AttributeError):
@@ -131,11 +127,7 @@ def settings_for(words: Sequence[str], environ: Mapping[str, str], cwd: Path) ->
     """The environment variables to add for a command line; none of them replaces one that is set."""
     call = parse(words)
     added: dict[str, str] = {}
-    if (
-        call.command in DESTROYS
-        and not call.flags & {"-r", "--refresh"}
-        and "PULUMI_OPTION_REFRESH" not in environ
-    ):
+    if call.command in DESTROYS and not call.flags & {"-r", "--refresh"} and "PULUMI_OPTION_REFRESH" not in environ:
         added["PULUMI_OPTION_REFRESH"] = "false"
     if call.command in DESTROYS and "--run-program" not in call.flags:
         # ./env has the program run first everywhere else; here its preflight would refuse to take away what a pulled

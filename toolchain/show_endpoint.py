@@ -31,9 +31,7 @@ ANSWER_LIMIT_S = 120.0
 
 def read_outputs(stack: str, environ: Mapping[str, str], root: Path = ROOT) -> dict[str, Any]:
     """The stack's outputs, secrets included; for this process only."""
-    found = run_pulumi(
-        ["stack", "output", "--json", "--show-secrets", "-s", stack], cwd=root, environ=environ
-    )
+    found = run_pulumi(["stack", "output", "--json", "--show-secrets", "-s", stack], cwd=root, environ=environ)
     if found.returncode != 0:
         raise Stop(f"stack {stack}: outputs cannot be read\n{found.stderr.strip()}")
     outputs: dict[str, Any] = json.loads(found.stdout)
@@ -72,13 +70,9 @@ def complete(endpoint: str, model: str, key: str | None, limit_s: float = ANSWER
         with direct.open(request, timeout=limit_s) as response:
             text = text_of(json.load(response))
     except urllib.error.HTTPError as fault:
-        raise Stop(
-            f"endpoint {url}: expected a completion, found status {fault.code} {fault.reason}"
-        ) from None
+        raise Stop(f"endpoint {url}: expected a completion, found status {fault.code} {fault.reason}") from None
     except (OSError, ValueError) as fault:
-        raise Stop(
-            f"endpoint {url}: expected a completion, found none ({fault}); see `pulumi preview`"
-        ) from None
+        raise Stop(f"endpoint {url}: expected a completion, found none ({fault}); see `pulumi preview`") from None
     if not text:
         raise Stop(f"endpoint {url}: expected a completion, found an answer without text")
     return text
@@ -90,8 +84,7 @@ def show(stack: str, environ: Mapping[str, str], root: Path = ROOT) -> None:
     missing = [name for name in ("endpoint", "model") if not isinstance(outputs.get(name), str)]
     if missing:
         raise Stop(
-            f"stack {stack}: expected outputs endpoint and model, found no {' and no '.join(missing)};"
-            " run `pulumi up`"
+            f"stack {stack}: expected outputs endpoint and model, found no {' and no '.join(missing)}; run `pulumi up`"
         )
     key = outputs.get("api_key")
     start = time.monotonic()

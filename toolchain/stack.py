@@ -27,9 +27,7 @@ from toolchain.steps import run_command, say
 INIT_LIMIT_S = 120
 
 
-def run_pulumi(
-    words: Sequence[str], *, cwd: Path, environ: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def run_pulumi(words: Sequence[str], *, cwd: Path, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a short command of pulumi and keep its output from the screen."""
     try:
         return subprocess.run(
@@ -52,9 +50,7 @@ def ensure_stack(stack: str, environ: Mapping[str, str], root: Path = ROOT) -> b
     project = places.project_name(root / "Pulumi.yaml")
     short = stack.rsplit("/", 1)[-1]
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", short):
-        raise Stop(
-            f"stack: expected a name of letters, digits, dots, dashes and underscores, found {stack!r}"
-        )
+        raise Stop(f"stack: expected a name of letters, digits, dots, dashes and underscores, found {stack!r}")
     if places.stack_state(dict(environ), project, short) is not None:
         return False
     with tempfile.TemporaryDirectory(prefix="spark-vllm-stack-") as folder:
@@ -64,9 +60,7 @@ def ensure_stack(stack: str, environ: Mapping[str, str], root: Path = ROOT) -> b
         said = (made.stderr or made.stdout).strip()
         if "already exists" in said:
             return False
-        raise Stop(
-            f"stack {stack}: `pulumi stack init` failed in {environ.get('PULUMI_BACKEND_URL')}\n{said}"
-        )
+        raise Stop(f"stack {stack}: `pulumi stack init` failed in {environ.get('PULUMI_BACKEND_URL')}\n{said}")
     return True
 
 

@@ -180,9 +180,7 @@ def _uv() -> Path:
     elif shutil.which("pip3"):
         command = ["pip3", "install", "-q"]
     else:
-        raise CannotRun(
-            "the serving image needs uv or pip to fetch its packages: apt-get install python3-pip"
-        )
+        raise CannotRun("the serving image needs uv or pip to fetch its packages: apt-get install python3-pip")
     wanted = ["--no-deps", "--target", str(temporary), f"uv=={UV_VERSION}"]
     run([*command, *wanted], what="fetch uv", timeout_s=300)
     shutil.rmtree(folder, ignore_errors=True)

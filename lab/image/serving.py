@@ -87,9 +87,7 @@ def _entrypoint() -> Path:
 
 def ensure() -> ImageFacts:
     """Return the facts of image and model, building first what the cache lacks."""
-    inputs = json.dumps(
-        [environment.key(), image_root.recipe().key, _settings(), LEFT_OUT_OF_ROOT, RECIPE_VERSION]
-    )
+    inputs = json.dumps([environment.key(), image_root.recipe().key, _settings(), LEFT_OUT_OF_ROOT, RECIPE_VERSION])
     key = hashlib.sha256(inputs.encode() + _entrypoint().read_bytes()).hexdigest()[:12]
     folder = paths.cache_dir() / "images" / key
     built = environment.ensure()

@@ -29,9 +29,9 @@ class HostSettings(FrozenModel):
     @classmethod
     def _values_are_text(cls, value: object) -> object:
         if isinstance(value, dict):
-            return {key: " ".join(str(item).split()) for key, item in value.items() if not isinstance(item, dict | list)} | {
-                key: item for key, item in value.items() if isinstance(item, dict | list)
-            }
+            return {
+                key: " ".join(str(item).split()) for key, item in value.items() if not isinstance(item, dict | list)
+            } | {key: item for key, item in value.items() if isinstance(item, dict | list)}
         return value
 
     @field_validator("sysctls")

@@ -40,7 +40,8 @@ class NodeSettings(FrozenModel):
         "a node without either is refused",
     )
     fabric: tuple[FabricInterface, ...] = Field(
-        default=(), description="fabric interfaces of this node, the primary one first; two twins of a port, two entries"
+        default=(),
+        description="fabric interfaces of this node, the primary one first; two twins of a port, two entries",
     )
 
     @field_validator("management_address")

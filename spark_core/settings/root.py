@@ -26,7 +26,8 @@ class Settings(FrozenModel):
         description="what the nodes are: spark gives containers GPU, RDMA devices and locked memory; cpu gives none",
     )
     preflight: Literal["live", "off"] = Field(
-        default="live", description="whether preview looks at the nodes; off renders a plan where they cannot be reached"
+        default="live",
+        description="whether preview looks at the nodes; off renders a plan where they cannot be reached",
     )
     node_root: Annotated[str, StringConstraints(pattern=r"^/[^\x00:\s]*[^/\x00:\s]$")] = Field(
         default="/home/{user}/.spark-vllm",
@@ -53,7 +54,9 @@ class Settings(FrozenModel):
             for index, node in enumerate(self.nodes):
                 value = getattr(node, attribute)
                 if value in seen:
-                    problems.append(f"nodes[{index}].{attribute}: found {value!r}, which nodes[{seen[value]}] already has")
+                    problems.append(
+                        f"nodes[{index}].{attribute}: found {value!r}, which nodes[{seen[value]}] already has"
+                    )
                 seen.setdefault(value, index)
         return problems
 
@@ -62,7 +65,9 @@ class Settings(FrozenModel):
         owner: dict[str, str] = {}
         for index, node in enumerate(self.nodes):
             if len(self.nodes) > 1 and not node.fabric:
-                problems.append(f"nodes[{index}].fabric: found none, but {len(self.nodes)} nodes need a fabric between them")
+                problems.append(
+                    f"nodes[{index}].fabric: found none, but {len(self.nodes)} nodes need a fabric between them"
+                )
             networks: dict[str, str] = {}
             for place, interface in enumerate(node.fabric):
                 key = f"nodes[{index}].fabric[{place}]"
@@ -93,8 +98,9 @@ class Settings(FrozenModel):
             gpus = len(group.nodes) * GPUS_PER_NODE
             if group.serving.world_size != gpus:
                 problems.append(
-                    f"{key}.serving: found tensor_parallel_size {group.serving.tensor_parallel_size} × "
-                    f"pipeline_parallel_size {group.serving.pipeline_parallel_size} = {group.serving.world_size} ranks, "
+                    f"{key}.serving: found tensor_parallel_size {group.serving.tensor_parallel_size} times "
+                    f"pipeline_parallel_size {group.serving.pipeline_parallel_size} = "
+                    f"{group.serving.world_size} ranks, "
                     f"expected {gpus}, one for each node's GPU"
                 )
             networks = {str(known[n].fabric[0].network) for n in group.nodes if n in known and known[n].fabric}

@@ -75,7 +75,14 @@ class Connection:
     def control_path(self) -> str:
         """Path of the control socket. The pin is part of it, since a live master accepts commands under any pin."""
         text = "\0".join(
-            [self.spec.address, self.spec.user, str(self.port), self.pin, self.spec.ssh_config or "", self.proxy_jump or ""]
+            [
+                self.spec.address,
+                self.spec.user,
+                str(self.port),
+                self.pin,
+                self.spec.ssh_config or "",
+                self.proxy_jump or "",
+            ]
         )
         return f"{CONTROL_DIR}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -102,7 +109,7 @@ class Connection:
         ]  # fmt: skip
 
     def shared_options(self) -> list[str]:
-        """Options for others that use our open connection (the Docker provider): no local path, no key, no jump host."""
+        """Options for others that use our open connection (the Docker provider): no local path, key or jump host."""
         return [*self.pin_options(), "-o", "ControlMaster=no", "-o", f"ControlPath={self.control_path}"]
 
     def target(self) -> list[str]:
@@ -148,7 +155,7 @@ def resolve(spec: ConnectionSpec, *, render_only: bool = False) -> Connection:
             f"expected a pinned host key for {spec.address}, found none in the settings and none in known_hosts",
             node=spec.node,
             step="host key (nodes[].host_key)",
-            do=f"compare the output of `ssh-keyscan -p {port} -t ed25519 {values.get('hostname', [spec.address])[0]}` with "
+            do=f"compare what `ssh-keyscan -p {port} -t ed25519 {values.get('hostname', [spec.address])[0]}` says with "
             "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or connect once by hand",
         )
     agent = values.get("identityagent", [""])[0]
@@ -204,7 +211,7 @@ def parse_ssh_g(text: str) -> dict[str, list[str]]:
 
 
 def choose_pin(lines: Sequence[str]) -> str | None:
-    """The preferred host key among lines of known_hosts format: Ed25519 first, certificates and revoked keys ignored."""
+    """The preferred host key among lines of known_hosts format: Ed25519 first, no certificates or revoked keys."""
     found: dict[str, str] = {}
     for line in lines:
         words = line.split()
@@ -235,7 +242,10 @@ def _tool(words: list[str], node: str, *, may_fail: bool = False) -> str:
         )
     except FileNotFoundError as error:
         raise UnreachableError(
-            f"expected the program {words[0]} on PATH, found none", node=node, step="local OpenSSH", do="install OpenSSH"
+            f"expected the program {words[0]} on PATH, found none",
+            node=node,
+            step="local OpenSSH",
+            do="install OpenSSH",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(

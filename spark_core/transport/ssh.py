@@ -93,9 +93,10 @@ class SshTransport:
                 timer.cancel()
             if timed_out:
                 raise CommandError(
-                    f"expected an end in {cmd.timeout_s:.0f} s, found none: {cmd.remote_line()[:120]}", where=self.node,
+                    f"expected an end in {cmd.timeout_s:.0f} s, found none: {cmd.remote_line()[:120]}",
+                    where=self.node,
                     do="run it again; what has arrived is kept where that is possible",
-                )  # fmt: skip
+                )
             out.seek(0)
             err.seek(0)
             return Result(status, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
@@ -127,8 +128,11 @@ class SshTransport:
             return False
         done = subprocess.run(
             ["ssh", "-o", f"ControlPath={path}", "-O", "check", self._connection.spec.address],
-            capture_output=True, timeout=TCP_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            timeout=TCP_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
         if done.returncode != 0:
             return False
         # A master over a dead path still says "running": only an answer from the node counts.
@@ -137,8 +141,11 @@ class SshTransport:
         except CommandError:
             subprocess.run(
                 ["ssh", "-o", f"ControlPath={path}", "-O", "exit", self._connection.spec.address],
-                capture_output=True, timeout=TCP_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
+                capture_output=True,
+                timeout=TCP_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
             return False
 
     def _check_tcp(self) -> None:
@@ -171,19 +178,32 @@ class SshTransport:
         path.unlink(missing_ok=True)
         words = [
             *self._base(),
-            "-o", "ControlMaster=yes", "-o", f"ControlPath={path}", "-o", f"ControlPersist={PERSIST_S}",
-            "-N", "-f", *self._connection.target(),
-        ]  # fmt: skip
+            "-o",
+            "ControlMaster=yes",
+            "-o",
+            f"ControlPath={path}",
+            "-o",
+            f"ControlPersist={PERSIST_S}",
+            "-N",
+            "-f",
+            *self._connection.target(),
+        ]
         # The master keeps its standard error open, so it must be a file: a pipe would never end.
         with tempfile.TemporaryFile() as log:
             try:
                 done = subprocess.run(
-                    words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-                    timeout=LOGIN_TIMEOUT_S, check=False, start_new_session=True,
-                )  # fmt: skip
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    timeout=LOGIN_TIMEOUT_S,
+                    check=False,
+                    start_new_session=True,
+                )
             except subprocess.TimeoutExpired as error:
                 raise UnreachableError(
-                    f"expected a login in {LOGIN_TIMEOUT_S:.0f} s, found none: sshd accepts connections but does not answer",
+                    f"expected a login in {LOGIN_TIMEOUT_S:.0f} s, "
+                    "found none: sshd accepts connections but does not answer",
                     node=self.node,
                     step="login",
                     do="the node may be wedged or out of memory: look at its console, power-cycle it if it stays so",
@@ -216,23 +236,30 @@ class SshTransport:
 
     def _session(self, line: str, stdin: bytes, timeout_s: float) -> Result:
         try:
-            done = subprocess.run(self._session_words(line), input=stdin, capture_output=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                self._session_words(line), input=stdin, capture_output=True, timeout=timeout_s, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise CommandError(
                 f"expected an answer in {timeout_s:.0f} s, found none: {line[:120]}",
                 where=self.node,
                 do="run it again; if it stays so, the node may be wedged",
             ) from error
-        return Result(
-            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
+        return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
     def _session_words(self, line: str) -> list[str]:
         path = Path(self._connection.control_path).expanduser()
         return [
-            *self._base(), "-o", "ControlMaster=no", "-o", f"ControlPath={path}", "-T",
-            *self._connection.target(), "--", line,
-        ]  # fmt: skip
+            *self._base(),
+            "-o",
+            "ControlMaster=no",
+            "-o",
+            f"ControlPath={path}",
+            "-T",
+            *self._connection.target(),
+            "--",
+            line,
+        ]
 
     def _with_sudo(self, cmd: Command) -> tuple[str, bytes]:
         if self._is_root is None:
@@ -283,8 +310,16 @@ def write_file(path: str, content: bytes, *, mode: str = "0600", sudo: bool = Fa
 
 
 def _ssh_itself_failed(stderr: str) -> bool:
-    signs = ("ssh: ", "Connection ", "Host key verification failed", "Permission denied (", "mux_client", "kex_exchange",
-             "client_loop", "Control socket")  # fmt: skip
+    signs = (
+        "ssh: ",
+        "Connection ",
+        "Host key verification failed",
+        "Permission denied (",
+        "mux_client",
+        "kex_exchange",
+        "client_loop",
+        "Control socket",
+    )
     return any(line.startswith(signs) or "Permission denied (" in line for line in stderr.splitlines())
 
 

@@ -28,10 +28,15 @@ class EngineStack:
     def environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PULUMI_", "SPARK_VLLM_"))}
         cache = {k: v for k, v in os.environ.items() if k == "SPARK_VLLM_CACHE"}
-        return kept | cache | self.extra | {
-            "SPARK_VLLM_HOME": str(self.home),
-            "PULUMI_OPTION_CONFIG_FILE": str(self.home / f"Pulumi.{self.name}.yaml"),
-        }
+        return (
+            kept
+            | cache
+            | self.extra
+            | {
+                "SPARK_VLLM_HOME": str(self.home),
+                "PULUMI_OPTION_CONFIG_FILE": str(self.home / f"Pulumi.{self.name}.yaml"),
+            }
+        )
 
     def configure(self, change: Callable[[dict[str, Any]], None], template: str) -> None:
         """Write the stack file: a committed one, changed."""

@@ -12,8 +12,24 @@ import pytest
 from tests.engine.conftest import PROJECT, EngineStack
 
 GOLDEN = Path(__file__).parent / "rendered_spark.json"
-SHOWN = ("name", "entrypoints", "command", "envs", "mounts", "devices", "gpus", "capabilities", "ulimits", "labels",
-         "networkMode", "ipcMode", "shmSize", "restart", "healthcheck", "stopTimeout")  # fmt: skip
+SHOWN = (
+    "name",
+    "entrypoints",
+    "command",
+    "envs",
+    "mounts",
+    "devices",
+    "gpus",
+    "capabilities",
+    "ulimits",
+    "labels",
+    "networkMode",
+    "ipcMode",
+    "shmSize",
+    "restart",
+    "healthcheck",
+    "stopTimeout",
+)
 
 
 def plan_of(text: str) -> list[dict[str, Any]]:
@@ -54,10 +70,18 @@ def test_the_plan_of_stack_spark_says_what_the_reference_deployment_is(spark: En
     head, worker = rendered["main-spark-a"], rendered["main-spark-b"]
     command = " ".join(head["command"])
     for words in (
-        "--tensor-parallel-size 2", "--max-model-len 32768", "--gpu-memory-utilization 0.9", "--trust-remote-code",
-        "--serve-host 0.0.0.0", "--serve-port 30000", "--reasoning-parser qwen3", "--tool-call-parser qwen3_coder",
-        "--enable-auto-tool-choice", "--head-address 192.168.200.12", "--backend ray",
-    ):  # fmt: skip
+        "--tensor-parallel-size 2",
+        "--max-model-len 32768",
+        "--gpu-memory-utilization 0.9",
+        "--trust-remote-code",
+        "--serve-host 0.0.0.0",
+        "--serve-port 30000",
+        "--reasoning-parser qwen3",
+        "--tool-call-parser qwen3_coder",
+        "--enable-auto-tool-choice",
+        "--head-address 192.168.200.12",
+        "--backend ray",
+    ):
         assert words in command
     differing = set(head["envs"]) ^ set(worker["envs"])
     assert {value.split("=")[0] for value in differing} == {"VLLM_HOST_IP"}
@@ -174,9 +198,13 @@ def test_an_inline_automation_program_is_refused_in_one_line(spark: EngineStack,
     script.write_text(INLINE)
     work_dir = tmp_path / "work"
     work_dir.mkdir()
-    done = spark.run('unset PULUMI_OPTION_CONFIG_FILE; exec python "$@"', str(script), str(PROJECT), str(work_dir), cwd=tmp_path)
+    done = spark.run(
+        'unset PULUMI_OPTION_CONFIG_FILE; exec python "$@"', str(script), str(PROJECT), str(work_dir), cwd=tmp_path
+    )
     assert done.returncode != 0
-    assert f"error: expected a local program (work_dir={PROJECT}), found an inline one" in done.stdout, done.stdout[-3000:]
+    assert f"error: expected a local program (work_dir={PROJECT}), found an inline one" in done.stdout, done.stdout[
+        -3000:
+    ]
 
 
 def test_a_local_automation_program_from_another_folder_works(spark: EngineStack, tmp_path: Path) -> None:
@@ -185,7 +213,9 @@ def test_a_local_automation_program_from_another_folder_works(spark: EngineStack
     script.write_text(LOCAL)
     config = str(spark.home / "Pulumi.spark.yaml")
     before = (PROJECT / "Pulumi.spark.yaml").read_text()
-    done = spark.run('unset PULUMI_OPTION_CONFIG_FILE; exec python "$@"', str(script), str(PROJECT), config, cwd=tmp_path)
+    done = spark.run(
+        'unset PULUMI_OPTION_CONFIG_FILE; exec python "$@"', str(script), str(PROJECT), config, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "create" in done.stdout
     assert (PROJECT / "Pulumi.spark.yaml").read_text() == before

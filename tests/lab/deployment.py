@@ -27,18 +27,7 @@ PROJECT = Path(__file__).resolve().parent.parent.parent
 UP_TIMEOUT_S = 900
 FABRIC = "enp1s0f1np1"
 
-# What a host is, apart from what changes by itself. Caches (weights, hashes, images) are kept by destroy and named there.
-_SNAPSHOT = r"""
-echo '## etc'; find /etc -xdev \( -type f -o -type l \) ! -name '*.lock' -printf '%p %m %u:%g %l ' -exec sh -c '[ -L "$1" ] || sha256sum < "$1"' _ {} \; -print0 | tr '\0' '\n'
-echo '## units'; systemctl list-unit-files --no-legend --no-pager | grep -v transient | sort; systemctl list-units --type=service --state=running --no-legend --no-pager --plain | cut -d' ' -f1 | grep -v -e '^session-' -e '^user@' -e '^user-runtime' | sort
-echo '## sysctls'; find /proc/sys/net -type f -readable 2>/dev/null | grep -v -e /route/flush -e nf_conntrack_count -e stable_secret | sort | while read -r f; do printf '%s = ' "$f"; tr '\n\t' '  ' < "$f" 2>/dev/null; echo; done
-echo '## links'; ip -j address show | python3 -c 'import json,sys
-for i in json.load(sys.stdin): print(i["ifname"], i["mtu"], sorted(a["local"] for a in i["addr_info"]), "UP" in i["flags"])'
-echo '## filters'; nft list ruleset
-echo '## users'; cat /etc/passwd /etc/group
-echo '## containers'; docker ps -a --format '{{.Names}}'; docker volume ls -q
-echo '## home'; find /home /root /opt /srv /var/tmp -xdev ! -path '/home/*/.spark-vllm/weights*' ! -path '/home/*/.spark-vllm/cache*' ! -path '/home/*/.spark-vllm' ! -path /home/spark -printf '%p %m %u:%g\n' | sort
-"""
+SNAPSHOT = Path(__file__).with_name("snapshot.sh")
 
 
 @dataclass
@@ -72,7 +61,7 @@ class Deployment:
     instance: str
     home: Path
     printed: list[str] = field(default_factory=list)
-    overrides: dict[str, Any] = field(default_factory=dict)
+    _namespaces: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -120,9 +109,7 @@ class Deployment:
         first = next(host["address"] for host in status["hosts"])
         subnet = first.rsplit(".", 1)[0]
         text = (PROJECT / "Pulumi.dev.yaml").read_text()
-        text = text.replace("10.99.0.", f"{subnet}.").replace(
-            "~/.local/share/spark-vllm/lab/dev", str(self.folder)
-        )
+        text = text.replace("10.99.0.", f"{subnet}.").replace("~/.local/share/spark-vllm/lab/dev", str(self.folder))
         stack = yaml.safe_load(text)
         group = stack["config"]["spark-vllm:groups"]["main"]
         for key, value in serving.items():
@@ -174,16 +161,14 @@ class Deployment:
             data = (self.folder / "sudo_password").read_text().strip() + "\n" + shell
         else:
             command.append("bash -s")
-        done = subprocess.run(
-            command, input=data, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(command, input=data, capture_output=True, text=True, timeout=timeout_s, check=False)
         assert done.returncode == 0, f"{host}: {shell[:200]}: {done.stderr[-500:]}"
         return done.stdout
 
     def snapshot(self, host: str) -> dict[str, list[str]]:
         """What a host is: files, units, kernel parameters, filters, users, containers."""
         parts: dict[str, list[str]] = {}
-        for line in self.on(host, _SNAPSHOT, root=True).splitlines():
+        for line in self.on(host, SNAPSHOT.read_text(), root=True).splitlines():
             if line.startswith("## "):
                 parts[line[3:]] = []
             else:
@@ -202,20 +187,31 @@ class Deployment:
         """Bytes received and sent by an interface of a host, read from outside, so that reading adds none."""
         text = subprocess.run(
             ["ip", "-n", self._namespace(host), "-j", "-s", "link", "show", interface],
-            capture_output=True, text=True, check=True, timeout=10,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout
         stats = json.loads(text)[0]["stats64"]
         return int(stats["rx"]["bytes"]) + int(stats["tx"]["bytes"])
 
     def _namespace(self, host: str) -> str:
+        if host in self._namespaces:  # asking the lab again would itself be traffic
+            return self._namespaces[host]
         status = json.loads(self.lab("status", "--json").text)
         address = next(entry["address"] for entry in status["hosts"] if entry["name"] == host)
         names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=10).stdout
         for name in (line.split()[0] for line in names.splitlines() if line.split()[0].endswith(f"-{host}")):
-            shown = subprocess.run(["ip", "-n", name, "-4", "address", "show", "eth0"], capture_output=True, text=True,
-                                   check=False, timeout=10).stdout  # fmt: skip
+            shown = subprocess.run(
+                ["ip", "-n", name, "-4", "address", "show", "eth0"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=10,
+            ).stdout
             if f" {address}/" in shown:
-                return str(name)
+                self._namespaces[host] = str(name)
+                return self._namespaces[host]
         raise AssertionError(f"no namespace of {host}")
 
     def _run(
@@ -223,9 +219,16 @@ class Deployment:
     ) -> Outcome:
         start = time.monotonic()
         done = subprocess.run(
-            command, cwd=cwd, env=self.environment | dict(environment or {}), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
+            command,
+            cwd=cwd,
+            env=self.environment | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
         return Outcome(done.returncode, done.stdout, time.monotonic() - start)
 
 

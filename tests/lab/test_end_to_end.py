@@ -1,4 +1,4 @@
-"""From a lab that is just up to a served model, every kind of drift, faults of hosts, and back to what was there before.
+"""From a lab that is just up to a served model, every kind of drift, faults of hosts, and back to what was there.
 
 Only this shows that the parts fit together on real sshd, real Docker, real Ray and real vLLM. It needs root on Linux,
 the lab's image in the cache (built on the first run), and about a quarter of an hour. The tests build on each other and
@@ -94,7 +94,12 @@ def test_an_engine_that_dies_on_its_first_completion_fails_the_up_though_health_
     deployment: Deployment, pristine: dict[str, dict[str, list[str]]]
 ) -> None:
     assert pristine["spark-a"]["etc"]
-    inductor_on = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "0", "VLLM_CACHE_ROOT": "/opt/vllm/cache"}
+    inductor_on = {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCHDYNAMO_DISABLE": "0",
+        "VLLM_CACHE_ROOT": "/opt/vllm/cache",
+    }
     deployment.configure({"environment": inductor_on, "mounts": [*lab_mounts(), *compilers_hidden()]})
     outcome = deployment.up()
     assert outcome.code != 0, outcome.text[-3000:]
@@ -140,6 +145,8 @@ def test_without_the_key_or_with_a_wrong_one_the_answer_is_401(deployment: Deplo
 
 def test_each_completion_crosses_the_fabric_and_not_the_management_network(deployment: Deployment) -> None:
     outputs = deployment.outputs()
+    for host in HOSTS:
+        assert deployment.counters(host, "eth0") > 0
     for _ in range(3):
         fabric = {host: deployment.counters(host, FABRIC) for host in HOSTS}
         management = deployment.counters("spark-b", "eth0")
@@ -163,8 +170,15 @@ def test_a_second_up_changes_nothing(deployment: Deployment) -> None:
 def test_an_up_from_a_second_checkout_in_another_folder_changes_nothing(deployment: Deployment, tmp_path: Path) -> None:
     before = {host: deployment.containers(host) for host in HOSTS}
     checkout = copy_checkout(tmp_path / "elsewhere")
-    made = subprocess.run(["python3", "toolchain/bootstrap.py"], cwd=checkout, env=deployment.environment,
-                          capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
+    made = subprocess.run(
+        ["python3", "toolchain/bootstrap.py"],
+        cwd=checkout,
+        env=deployment.environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert made.returncode == 0, made.stdout + made.stderr
     outcome = deployment.up(checkout=checkout)
     assert outcome.code == 0, outcome.text[-3000:]
@@ -217,11 +231,15 @@ def test_no_secret_is_anywhere_in_clear(deployment: Deployment, watch: SecretWat
         "console": "\n".join(deployment.printed),
         "engine log at full verbosity": loud.text,
         "exported state": exported,
-        "backend": "\n".join(p.read_text(errors="replace") for p in (deployment.home / "backend").rglob("*") if p.is_file()),
+        "backend": "\n".join(
+            p.read_text(errors="replace") for p in (deployment.home / "backend").rglob("*") if p.is_file()
+        ),
     }
     for host in HOSTS:
         places[f"docker inspect on {host}"] = deployment.on(host, "docker inspect $(docker ps -aq)", root=True)
-        places[f"docker logs on {host}"] = deployment.on(host, "for c in $(docker ps -aq); do docker logs $c 2>&1; done", root=True)
+        places[f"docker logs on {host}"] = deployment.on(
+            host, "for c in $(docker ps -aq); do docker logs $c 2>&1; done", root=True
+        )
         places[f"rank logs and status on {host}"] = deployment.on(
             host, "find /home/spark/.spark-vllm -path '*/state/*' -type f -exec cat {} +", root=True
         )
@@ -236,12 +254,16 @@ def test_no_secret_is_anywhere_in_clear(deployment: Deployment, watch: SecretWat
     assert mode.strip() == "600"
 
 
-def test_a_changed_max_model_len_shows_that_setting_and_what_it_restarts_and_nothing_else(deployment: Deployment) -> None:
+def test_a_changed_max_model_len_shows_that_setting_and_what_it_restarts_and_nothing_else(
+    deployment: Deployment,
+) -> None:
     deployment.configure({"max_model_len": 640})
     preview = deployment.preview()
     assert preview.code == 0, preview.text[-3000:]
     changed = [line for line in preview.lines if re.match(r"^\s+[~+-]+ ", line) and "=>" in line]
-    known = re.compile(r'"512" => "640"|=> \[unknown\]|"[0-9a-f]{12}" => "[0-9a-f]{12}"')  # setting, new ids, deployment id
+    known = re.compile(
+        r'"512" => "640"|=> \[unknown\]|"[0-9a-f]{12}" => "[0-9a-f]{12}"'
+    )  # setting, new ids, deployment id
     assert any('"512" => "640"' in line for line in changed), preview.text[-4000:]
     assert [line for line in changed if not known.search(line)] == []
     assert preview.count("to replace") == 2 and preview.count("to update") == 1
@@ -256,17 +278,31 @@ def test_a_changed_max_model_len_shows_that_setting_and_what_it_restarts_and_not
 # Drift, one kind at a time.
 
 DRIFT_IN_PLACE = {
-    "a file of ours edited": ("f=$(ls /home/spark/.spark-vllm/stacks/dev/files/*/runtime.pyz); echo x >> $f", r"runtime\.pyz"),
-    "a kernel parameter of ours changed": ("sysctl -q -w net.ipv4.tcp_keepalive_time=77", r'tcp_keepalive_time: "77" => "120"'),
+    "a file of ours edited": (
+        "f=$(ls /home/spark/.spark-vllm/stacks/dev/files/*/runtime.pyz); echo x >> $f",
+        r"runtime\.pyz",
+    ),
+    "a kernel parameter of ours changed": (
+        "sysctl -q -w net.ipv4.tcp_keepalive_time=77",
+        r'tcp_keepalive_time: "77" => "120"',
+    ),
     "the fabric MTU changed": (f"ip link set {FABRIC} mtu 1500", r"mtu_bytes: 1500 => 9000"),
     "the netplan file edited": ("echo '# x' >> /etc/netplan/60-spark-vllm.yaml", r"netplan"),
-    "a weights file altered": ("echo >> $(ls -d /home/spark/.spark-vllm/weights/*)/config.json", r"spark-b: \"[0-9a-f]{40}\" =>"),
-    "the key file removed": ("rm /home/spark/.spark-vllm/stacks/dev/secrets/main/api_key", r'file\s*: "absent" => "in place"'),
+    "a weights file altered": (
+        "echo >> $(ls -d /home/spark/.spark-vllm/weights/*)/config.json",
+        r"spark-b: \"[0-9a-f]{40}\" =>",
+    ),
+    "the key file removed": (
+        "rm /home/spark/.spark-vllm/stacks/dev/secrets/main/api_key",
+        r'file\s*: "absent" => "in place"',
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", DRIFT_IN_PLACE)
-def test_drift_is_shown_by_its_field_and_repaired_without_touching_a_container(deployment: Deployment, kind: str) -> None:
+def test_drift_is_shown_by_its_field_and_repaired_without_touching_a_container(
+    deployment: Deployment, kind: str
+) -> None:
     shell, shown = DRIFT_IN_PLACE[kind]
     host = "spark-a" if "key file" in kind else "spark-b"
     before = {h: deployment.containers(h) for h in HOSTS}
@@ -349,7 +385,10 @@ def test_destroy_puts_back_what_was_there_also_when_a_container_is_gone_already(
 def test_a_second_destroy_finds_nothing_to_do(deployment: Deployment) -> None:
     outcome = deployment.destroy()
     assert outcome.code == 0, outcome.text[-3000:]
-    assert json.loads(deployment.pulumi("stack", "export", "-s", "dev").text)["deployment"].get("resources", []) in ([], None)
+    assert json.loads(deployment.pulumi("stack", "export", "-s", "dev").text)["deployment"].get("resources", []) in (
+        [],
+        None,
+    )
 
 
 def lab_mounts() -> list[dict[str, Any]]:

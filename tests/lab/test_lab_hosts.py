@@ -191,9 +191,7 @@ def test_sudo_needs_the_password() -> None:
 
 def test_docker_loads_and_runs_a_container_on_the_hosts_network() -> None:
     # The host's own files make an image: nothing is fetched.
-    as_root(
-        "spark-a", "tar -C / -c usr/bin usr/lib usr/lib64 bin lib lib64 etc/passwd | docker import - tiny:1"
-    )
+    as_root("spark-a", "tar -C / -c usr/bin usr/lib usr/lib64 bin lib lib64 etc/passwd | docker import - tiny:1")
     assert output("spark-a", "docker run --rm --network host tiny:1 cat /proc/1/comm") == "cat"
     output("spark-a", "docker run -d --name kept --restart always --network host tiny:1 sleep 100000")
     assert output("spark-a", "docker exec kept hostname") == "spark-a"
@@ -203,10 +201,7 @@ def test_docker_loads_and_runs_a_container_on_the_hosts_network() -> None:
 
 def test_hosts_look_like_sparks() -> None:
     assert 'DGX_NAME="DGX Spark"' in output("spark-a", "cat /etc/dgx-release")
-    assert (
-        output("spark-a", "nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader")
-        == "NVIDIA GB10, 12.1"
-    )
+    assert output("spark-a", "nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader") == "NVIDIA GB10, 12.1"
     assert f"rocep1s0f1 port 1 ==> {FABRIC} (Up)" in output("spark-a", "ibdev2netdev")
 
 
@@ -291,9 +286,7 @@ def test_a_reboot_forgets_what_was_only_set_by_hand() -> None:
 
 
 def test_a_reboot_from_inside_brings_the_host_and_its_containers_back() -> None:
-    as_root(
-        "spark-b", "tar -C / -c usr/bin usr/lib usr/lib64 bin lib lib64 etc/passwd | docker import - tiny:1"
-    )
+    as_root("spark-b", "tar -C / -c usr/bin usr/lib usr/lib64 bin lib lib64 etc/passwd | docker import - tiny:1")
     output("spark-b", "docker run -d --name kept --restart always --network host tiny:1 sleep 100000")
     started = output("spark-b", "cat /proc/1/stat").split()[21]
     password = (folder() / "sudo_password").read_text()

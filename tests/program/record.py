@@ -136,9 +136,7 @@ def main() -> None:
             outputs[key] = _sync_await(_exported(pulumi.Output.from_input(value)))
     except pulumi.RunError as refused:
         error = str(refused)
-    json.dump(
-        {"registered": monitor.registered, "outputs": outputs, "log": log.lines, "error": error}, sys.stdout
-    )
+    json.dump({"registered": monitor.registered, "outputs": outputs, "log": log.lines, "error": error}, sys.stdout)
 
 
 if __name__ == "__main__":

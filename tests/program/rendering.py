@@ -63,9 +63,7 @@ class Rendering:
     def text(self) -> str:
         """The registrations as text: the tree of all, and the containers whole."""
         containers = self.of_type("Container")
-        deployments = {
-            word for item in containers for word in _after(item["inputs"].get("command"), "--deployment")
-        }
+        deployments = {word for item in containers for word in _after(item["inputs"].get("command"), "--deployment")}
         tree = sorted(f"{item['type']} {item['name']} < {item['parent']}" for item in self.registered)
         text = json.dumps({"resources": tree, "containers": containers}, indent=1, sort_keys=True) + "\n"
         for pattern, replacement in _VARYING:

@@ -88,8 +88,7 @@ def test_the_cluster_starts_after_fabric_image_weights_and_files(stack: str) -> 
     needed = {
         item["name"]
         for item in rendered(stack).registered
-        if item["type"].rpartition(":")[2]
-        in {"FabricLink", "ImageCopy", "WeightsCopy", "NodeHost", "CopyToRemote"}
+        if item["type"].rpartition(":")[2] in {"FabricLink", "ImageCopy", "WeightsCopy", "NodeHost", "CopyToRemote"}
     }
     assert len(needed) >= 8
     assert needed <= set(cluster["dependencies"])
@@ -130,9 +129,7 @@ def test_the_containers_of_a_group_differ_in_their_rank_s_own_values_only(stack:
     ]
     assert mine[mine.index("--") :] == theirs[theirs.index("--") :]
     assert words_after(mine, "--deployment") == words_after(theirs, "--deployment")
-    assert {label["label"] for label in head["labels"] if label not in worker["labels"]} == {
-        "spark-vllm.rank"
-    }
+    assert {label["label"] for label in head["labels"] if label not in worker["labels"]} == {"spark-vllm.rank"}
 
 
 def test_the_reference_deployment_gives_its_containers_gpu_rdma_and_locked_memory() -> None:
@@ -237,10 +234,7 @@ def test_in_preview_a_floating_image_leaves_nothing_unknown_but_the_image() -> N
 def test_a_typo_registers_no_resource_at_all(change: dict[str, Any], line: str, preview: bool) -> None:
     found = spark(change, preview=preview)
     assert [item["type"] for item in found.registered] == ["pulumi:pulumi:Stack"]
-    assert (
-        found.error.splitlines()[0]
-        == "the stack file has 1 setting that cannot be used; no node was contacted"
-    )
+    assert found.error.splitlines()[0] == "the stack file has 1 setting that cannot be used; no node was contacted"
     assert found.error.splitlines()[1].startswith(line)
     assert found.outputs == {}
 
@@ -252,9 +246,7 @@ def test_variables_of_other_launchers_are_noted_and_change_nothing() -> None:
 
 
 def test_a_node_without_a_pinned_key_cannot_be_looked_at() -> None:
-    settings = apply_change(
-        settings_of("spark"), {"preflight": "live"}, ["nodes[0].host_key", "nodes[1].host_key"]
-    )
+    settings = apply_change(settings_of("spark"), {"preflight": "live"}, ["nodes[0].host_key", "nodes[1].host_key"])
     found = render(settings, stack="spark")
     assert [item["type"] for item in found.registered] == ["pulumi:pulumi:Stack"]
     assert [line.partition(": ")[0] for line in found.error.splitlines() if not line.startswith("  ")] == [

@@ -43,9 +43,7 @@ class Deployment:
     def servicer(self) -> Servicer:
         """The servicer of this run of Pulumi."""
         if self._servicer is None:
-            self._servicer = self._stack.enter_context(
-                Servicer(self.config, self.ssh.programs, self.ssh.home)
-            )
+            self._servicer = self._stack.enter_context(Servicer(self.config, self.ssh.programs, self.ssh.home))
         return self._servicer
 
     def connection(self, name: str = "spark-a") -> dict[str, Any]:
@@ -81,7 +79,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         for place, host in enumerate(ssh.hosts.values()):
             host.set_link("enp1s0f1np1", 1500)
             host.set_link("enP2p1s0f1np1", 1500)
-            host.change(sysctls={"net.core.rmem_max": "212992", "net.core.wmem_max": f"{place + 1}"})
+            host.set_sysctls({"net.core.rmem_max": "212992", "net.core.wmem_max": f"{place + 1}"})
         found = Deployment(ssh, config)
         try:
             yield found

@@ -43,11 +43,7 @@ class Servicer:
 
     def __init__(self, config: Mapping[str, Any], programs: Path, home: Path) -> None:
         environment = {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("PULUMI_", "PYTHON"))
-            },
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PULUMI_", "PYTHON"))},
             "PULUMI_PROJECT": "spark-vllm",
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(home),
@@ -68,8 +64,7 @@ class Servicer:
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         self._stub = provider_pb2_grpc.ResourceProviderStub(self._channel)
         texts = {
-            f"spark-vllm:{key}": value if isinstance(value, str) else json.dumps(value)
-            for key, value in config.items()
+            f"spark-vllm:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in config.items()
         }
         self._stub.Configure(provider_pb2.ConfigureRequest(args=_struct(texts)), timeout=TIMEOUT_S)
 
@@ -131,9 +126,7 @@ class Managed:
         """(whether anything changes, inputs that replace)."""
         answer = self.servicer.call(
             "Diff",
-            provider_pb2.DiffRequest(
-                id=self._known_id, olds=self._props(self.outputs), news=self._props(news)
-            ),
+            provider_pb2.DiffRequest(id=self._known_id, olds=self._props(self.outputs), news=self._props(news)),
         )
         return answer.changes == provider_pb2.DiffResponse.DIFF_SOME, list(answer.replaces)
 
@@ -153,9 +146,7 @@ class Managed:
             return "same"
         answer = self.servicer.call(
             "Update",
-            provider_pb2.UpdateRequest(
-                id=self._known_id, olds=self._props(self.outputs), news=self._props(inputs)
-            ),
+            provider_pb2.UpdateRequest(id=self._known_id, olds=self._props(self.outputs), news=self._props(inputs)),
         )
         self.inputs, self.outputs = inputs, _plain(answer.properties)
         return "update"

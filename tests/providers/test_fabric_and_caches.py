@@ -25,9 +25,7 @@ IMAGE = {"image_id": ID, "architecture": "arm64", "layers": ["sha256:1"]}
 REGISTRY = "registry.example/vllm@sha256:" + "0123456789abcdef" * 4
 
 
-def fabric_props(
-    deployment: Deployment, *, mtu: int = 9000, managed: bool = True, **addresses: str
-) -> dict[str, Any]:
+def fabric_props(deployment: Deployment, *, mtu: int = 9000, managed: bool = True, **addresses: str) -> dict[str, Any]:
     wanted = addresses or ADDRESSES
     interfaces = [FabricInterface(netdev=netdev, address=address) for netdev, address in wanted.items()]
     return {
@@ -60,33 +58,29 @@ def test_the_life_of_a_managed_fabric(deployment: Deployment, fabric: Managed) -
     assert fabric.up(fabric_props(deployment)) == "same"
     assert fabric.up(fabric_props(deployment, mtu=4200)) == "update"
     assert host.link("enp1s0f1np1")["mtu"] == 4200
-    assert (
-        fabric.up(fabric_props(deployment, mtu=4200) | {"netplan_file": "/etc/netplan/61.yaml"}) == "replace"
-    )
+    assert fabric.up(fabric_props(deployment, mtu=4200) | {"netplan_file": "/etc/netplan/61.yaml"}) == "replace"
     fabric.delete()
     assert host.links() == {
         "enp1s0f1np1": {"mtu": 1500, "addresses": []},
         "enP2p1s0f1np1": {"mtu": 1500, "addresses": []},
     }
-    assert not Path(host.netplan_file).exists()
+    assert not host.netplan_path.exists()
     fabric.delete()
 
 
 @pytest.mark.parametrize("damage", ["mtu", "address", "file", "file gone", "interface gone"])
-def test_drift_of_a_fabric_shows_and_is_repaired(
-    damage: str, deployment: Deployment, fabric: Managed
-) -> None:
+def test_drift_of_a_fabric_shows_and_is_repaired(damage: str, deployment: Deployment, fabric: Managed) -> None:
     host = deployment.host()
     if damage == "mtu":
         host.set_link("enp1s0f1np1", 1500, "192.168.200.12/24")
     elif damage == "address":
         host.set_link("enp1s0f1np1", 9000)
     elif damage == "file":
-        Path(host.netplan_file).write_text("network: {}\n")
+        host.netplan_path.write_text("network: {}\n")
     elif damage == "file gone":
-        Path(host.netplan_file).unlink()
+        host.netplan_path.unlink()
     else:
-        host.change(links={"enP2p1s0f1np1": host.link("enP2p1s0f1np1")})
+        host.pull_cable("enp1s0f1np1")
     assert fabric.refresh()
     assert fabric.diff(fabric.check(fabric_props(deployment)))[0]
     if damage == "interface gone":
@@ -116,19 +110,16 @@ def test_a_fabric_that_is_no_longer_managed_is_put_back_and_then_only_checked(
     with pytest.raises(ProviderError) as failed:
         fabric.up(fabric_props(deployment, managed=False))
     assert "expected 192.168.200.12/24 on enp1s0f1np1, found no address" in str(failed.value)
-    assert not Path(deployment.host().netplan_file).exists()
+    assert not deployment.host().netplan_path.exists()
 
 
-def test_an_unmanaged_fabric_is_checked_and_never_changed(
-    deployment: Deployment, journal_props: JournalProps
-) -> None:
+def test_an_unmanaged_fabric_is_checked_and_never_changed(deployment: Deployment, journal_props: JournalProps) -> None:
     host = deployment.host()
     fabric = deployment.manage(FabricLinkProvider)
     with pytest.raises(ProviderError) as failed:
         fabric.create(fabric_props(deployment, managed=False))
     assert str(failed.value).splitlines()[:2] == [
-        "spark-vllm: spark-a (nodes[].fabric[0]): expected 192.168.200.12/24 on enp1s0f1np1, "
-        "found no address",
+        "spark-vllm: spark-a (nodes[].fabric[0]): expected 192.168.200.12/24 on enp1s0f1np1, found no address",
         "  do: configure it, or set fabric.manage to true",
     ]
     for netdev, address in ADDRESSES.items():
@@ -209,9 +200,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def weights_props(
-    deployment: Deployment, source: str, folders: dict[str, str], revision: str
-) -> dict[str, Any]:
+def weights_props(deployment: Deployment, source: str, folders: dict[str, str], revision: str) -> dict[str, Any]:
     return {
         "stack": "dev",
         "group": "main",
@@ -254,9 +243,7 @@ def test_a_directory_that_changed_since_the_plan_is_refused(deployment: Deployme
 
 
 def test_weights_used_in_place_are_told_only_when_they_change(deployment: Deployment, model: Path) -> None:
-    props = weights_props(
-        deployment, f"node:{model}", dict.fromkeys(("spark-a", "spark-b"), str(model)), "as verified"
-    )
+    props = weights_props(deployment, f"node:{model}", dict.fromkeys(("spark-a", "spark-b"), str(model)), "as verified")
     weights = deployment.manage(WeightsCopyProvider)
     weights.create(props)
     assert weights.refresh()
@@ -273,9 +260,7 @@ def test_weights_used_in_place_are_told_only_when_they_change(deployment: Deploy
     assert model.is_dir()
 
 
-def test_caches_are_left_but_not_forgotten_while_a_node_does_not_answer(
-    deployment: Deployment, model: Path
-) -> None:
+def test_caches_are_left_but_not_forgotten_while_a_node_does_not_answer(deployment: Deployment, model: Path) -> None:
     props = weights_props(deployment, f"node:{model}", {"spark-a": str(model)}, "as verified")
     weights = deployment.manage(WeightsCopyProvider)
     weights.create(props)
@@ -286,9 +271,7 @@ def test_caches_are_left_but_not_forgotten_while_a_node_does_not_answer(
 
 
 @pytest.mark.parametrize("provider", [FabricLinkProvider, ImageCopyProvider, WeightsCopyProvider])
-def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(
-    provider: Any, deployment: Deployment
-) -> None:
+def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(provider: Any, deployment: Deployment) -> None:
     known = {
         FabricLinkProvider: fabric_props(deployment),
         ImageCopyProvider: image_props(),

@@ -77,9 +77,7 @@ def test_a_journal_that_is_gone_is_read_as_gone_only_when_the_node_says_so(
 ) -> None:
     journal = opened(deployment, journal_props)
     identity = journal.id
-    deployment.ssh.break_sessions(
-        "spark-a", "mux_client_request_session: read from master failed: Broken pipe"
-    )
+    deployment.ssh.break_sessions("spark-a", "mux_client_request_session: read from master failed: Broken pipe")
     with pytest.raises(ProviderError):
         journal.refresh()
     assert journal.id == identity
@@ -124,7 +122,7 @@ def test_nothing_is_undone_while_another_node_does_not_answer(
         with pytest.raises(ProviderError) as failed:
             resource.delete()
         assert "spark-b, connect (TCP)" in str(failed.value)
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "67108864"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "67108864"
     assert Path(deployment.root()).is_dir()
 
 
@@ -169,9 +167,7 @@ def test_a_node_that_the_settings_no_longer_name_is_reached_as_its_journal_remem
 
 def test_a_node_that_nobody_remembers_is_told_so(deployment: Deployment) -> None:
     with pytest.raises(ProviderError) as failed:
-        deployment.manage(NodeHostProvider).create(
-            host_props(deployment) | {"node": "spark-c", "connection": {}}
-        )
+        deployment.manage(NodeHostProvider).create(host_props(deployment) | {"node": "spark-c", "connection": {}})
     assert "nodes: expected the node spark-c in the settings, found none of that name" in str(failed.value)
 
 
@@ -180,15 +176,15 @@ def test_the_life_of_a_host(deployment: Deployment, journal_props: JournalProps)
     host = deployment.manage(NodeHostProvider)
     wanted = {"net.core.rmem_max": "67108864"}
     host.create(host_props(deployment, sysctls=wanted))
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "67108864"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "67108864"
     assert (host.outputs["docker"], host.outputs["gpu"], host.outputs["repair"]) == ("29.2.1", "none", "none")
     assert host.refresh()
     assert host.up(host_props(deployment, sysctls=wanted)) == "same"
     assert host.up(host_props(deployment, sysctls=wanted | {"net.core.wmem_max": "9"})) == "update"
     assert host.up(host_props(deployment, sysctls={"net.core.wmem_max": "9"})) == "update"
-    assert deployment.host().read()["sysctls"] == {"net.core.rmem_max": "212992", "net.core.wmem_max": "9"}
+    assert deployment.host().sysctls == {"net.core.rmem_max": "212992", "net.core.wmem_max": "9"}
     host.delete()
-    assert deployment.host().read()["sysctls"] == {"net.core.rmem_max": "212992", "net.core.wmem_max": "1"}
+    assert deployment.host().sysctls == {"net.core.rmem_max": "212992", "net.core.wmem_max": "1"}
 
 
 def test_a_parameter_changed_by_hand_shows_as_a_difference_and_is_set_back(
@@ -198,14 +194,14 @@ def test_a_parameter_changed_by_hand_shows_as_a_difference_and_is_set_back(
     host = deployment.manage(NodeHostProvider)
     props = host_props(deployment, sysctls={"net.core.rmem_max": "67108864"})
     host.create(props)
-    deployment.host().change(sysctls={"net.core.rmem_max": "1", "net.core.wmem_max": "1"})
+    deployment.host().set_sysctls({"net.core.rmem_max": "1", "net.core.wmem_max": "1"})
     assert host.refresh()
     assert host.inputs["sysctls"] == {"net.core.rmem_max": "1"}
     assert host.up(props) == "update"
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "67108864"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "67108864"
     assert host.up(props) == "same"
     host.delete()
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "212992"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "212992"
 
 
 def test_a_file_of_ours_that_was_altered_or_removed_asks_for_repair(
@@ -243,10 +239,10 @@ def test_a_create_that_failed_half_way_is_undone_by_the_journal(
         host.create(host_props(deployment, sysctls={"net.core.rmem_max": "7", "net.core.wmem_max": "7"}))
     assert "spark-a (host.sysctls): expected to set net.core.wmem_max" in str(failed.value)
     assert host.id is None
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "7"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "7"
     deployment.host().change(sysctl_fails="")
     journal.delete()
-    assert deployment.host().read()["sysctls"] == {"net.core.rmem_max": "212992", "net.core.wmem_max": "1"}
+    assert deployment.host().sysctls == {"net.core.rmem_max": "212992", "net.core.wmem_max": "1"}
 
 
 def test_a_run_that_was_killed_while_it_changed_a_host_is_undone_by_the_journal(
@@ -264,13 +260,13 @@ def test_a_run_that_was_killed_while_it_changed_a_host_is_undone_by_the_journal(
     deployment.servicer.kill()
     with pytest.raises(grpc.RpcError):
         call.result()
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "7"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "7"
     deployment.host().change(hang_on="")
     deployment.next_run()
     journal.servicer = deployment.servicer
     assert journal.refresh()
     journal.delete()
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "212992"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "212992"
 
 
 def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(
@@ -319,8 +315,6 @@ def test_sudo_s_password_reaches_the_node_and_shows_nowhere(
     opened(deployment, journal_props)
     host = deployment.manage(NodeHostProvider)
     host.create(host_props(deployment, sysctls={"net.core.rmem_max": "7"}))
-    assert deployment.host().read()["sysctls"]["net.core.rmem_max"] == "7"
+    assert deployment.host().sysctls["net.core.rmem_max"] == "7"
     assert marker not in str(host.outputs)
-    assert not any(
-        marker in line for line in deployment.ssh.lines("spark-a") + deployment.ssh.sudo_calls("spark-a")
-    )
+    assert not any(marker in line for line in deployment.ssh.lines("spark-a") + deployment.ssh.sudo_calls("spark-a"))

@@ -51,9 +51,7 @@ def test_the_life_of_a_generated_key(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("damage", ["removed", "altered", "mode"])
-def test_a_key_file_that_is_not_as_it_was_gets_the_same_key_again(
-    damage: str, deployment: Deployment
-) -> None:
+def test_a_key_file_that_is_not_as_it_was_gets_the_same_key_again(damage: str, deployment: Deployment) -> None:
     key = deployment.manage(ApiKeyProvider)
     key.create(key_props(deployment))
     made = key.outputs["api_key"]
@@ -201,8 +199,7 @@ def test_the_life_of_a_gate(deployment: Deployment, endpoint: ChatEndpoint) -> N
     assert MARKER not in str(gate.outputs)
     gate.delete()
     assert [
-        deployment.host(n).read()["containers"][c]["Running"]
-        for n, c in (("spark-a", "rank0"), ("spark-b", "rank1"))
+        deployment.host(n).read()["containers"][c]["Running"] for n, c in (("spark-a", "rank0"), ("spark-b", "rank1"))
     ] == [
         False,
         False,
@@ -247,9 +244,7 @@ def test_a_group_that_does_not_serve_shows_as_drift_and_the_gate_proves_it_again
 
 
 @pytest.mark.usefixtures("serving")
-def test_a_rank_that_failed_is_told_with_its_first_error(
-    deployment: Deployment, endpoint: ChatEndpoint
-) -> None:
+def test_a_rank_that_failed_is_told_with_its_first_error(deployment: Deployment, endpoint: ChatEndpoint) -> None:
     set_phase(
         deployment,
         "spark-b",
@@ -305,9 +300,7 @@ def test_an_open_group_is_asked_without_a_key(deployment: Deployment, endpoint: 
 
 
 @pytest.mark.usefixtures("serving")
-def test_a_silent_node_is_no_group_that_does_not_serve(
-    deployment: Deployment, endpoint: ChatEndpoint
-) -> None:
+def test_a_silent_node_is_no_group_that_does_not_serve(deployment: Deployment, endpoint: ChatEndpoint) -> None:
     gate = deployment.manage(EndpointGateProvider)
     gate.create(gate_props(deployment, endpoint))
     deployment.ssh.kill("spark-b")

@@ -110,9 +110,7 @@ class Plugin:
 
     def configure(self, arguments: Mapping[str, Any]) -> None:
         """As the engine does before anything else."""
-        request = provider_pb2.ConfigureRequest(
-            args=to_struct(arguments), acceptSecrets=True, acceptResources=True
-        )
+        request = provider_pb2.ConfigureRequest(args=to_struct(arguments), acceptSecrets=True, acceptResources=True)
         self._stub.Configure(request, timeout=CALL_LIMIT_S)
 
     def check_config(self, arguments: Mapping[str, Any]) -> Checked:
@@ -154,9 +152,7 @@ class Plugin:
             provider_pb2.PropertyDiff.DELETE_REPLACE,
             provider_pb2.PropertyDiff.UPDATE_REPLACE,
         }
-        return Diffed(
-            answer.changes == DIFF.DIFF_SOME, bool(answer.replaces) or bool(kinds & replacing), keys
-        )
+        return Diffed(answer.changes == DIFF.DIFF_SOME, bool(answer.replaces) or bool(kinds & replacing), keys)
 
     def create(self, token: str, inputs: Properties, *, preview: bool = False) -> tuple[str, Properties]:
         """Create; returns the id and the state."""
@@ -203,9 +199,7 @@ class Plugin:
 
     def delete(self, token: str, id_: str, state: Properties) -> None:
         """Delete."""
-        request = provider_pb2.DeleteRequest(
-            urn=urn(token), name="it", type=token, id=id_, properties=to_struct(state)
-        )
+        request = provider_pb2.DeleteRequest(urn=urn(token), name="it", type=token, id=id_, properties=to_struct(state))
         self._stub.Delete(request, timeout=CALL_LIMIT_S)
 
 

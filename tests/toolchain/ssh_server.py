@@ -63,9 +63,7 @@ def _libraries(sshd: Path) -> dict[str, str]:
     # An unpacked package has its libraries beside it.
     root = sshd.parents[2]
     folders = {str(path.parent) for path in root.glob("lib/**/libwrap.so*")} if root != Path("/") else set()
-    folders |= (
-        {str(path.parent) for path in root.glob("usr/lib/**/libwrap.so*")} if root != Path("/") else set()
-    )
+    folders |= {str(path.parent) for path in root.glob("usr/lib/**/libwrap.so*")} if root != Path("/") else set()
     return {**os.environ, "LD_LIBRARY_PATH": ":".join(sorted(folders))} if folders else dict(os.environ)
 
 
@@ -112,9 +110,7 @@ Subsystem sftp {SFTP}
     )
     log = folder / "sshd.log"
     with log.open("w") as output:
-        process = subprocess.Popen(
-            _argv(sshd, config, folder), stdout=output, stderr=output, env=_libraries(sshd)
-        )
+        process = subprocess.Popen(_argv(sshd, config, folder), stdout=output, stderr=output, env=_libraries(sshd))
     try:
         deadline = time.monotonic() + START_LIMIT_S
         while True:

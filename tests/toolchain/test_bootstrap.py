@@ -80,9 +80,7 @@ def test_an_engine_on_path_is_used_if_it_is_new_enough(
 
 
 def test_a_forbidden_build_ends_with_the_reason() -> None:
-    with pytest.raises(
-        Stop, match=r"^pulumi: no pulumi on PATH, and SPARK_VLLM_ENGINE=path forbids to build one"
-    ):
+    with pytest.raises(Stop, match=r"^pulumi: no pulumi on PATH, and SPARK_VLLM_ENGINE=path forbids to build one"):
         choose_engine(None, None, (3, 200, 0), "path")
 
 
@@ -216,9 +214,7 @@ def fake_go(folder: Path, version: str = "go1.99.0", action: str = "exit 1") -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_build_ends_its_compiler_and_leaves_nothing(
-    homes: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_build_ends_its_compiler_and_leaves_nothing(homes: Path, number: signal.Signals) -> None:
     marker = homes / "compiling"
     path = fake_go(homes / "go", action=f"echo $$ > {marker}; exec sleep 60")
     code = (
@@ -329,9 +325,7 @@ def test_the_table_says_where_the_time_went(capsys: pytest.CaptureFixture[str]) 
 # State and passphrase
 
 
-def test_the_passphrase_is_made_once_and_for_its_owner_only(
-    homes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_passphrase_is_made_once_and_for_its_owner_only(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bootstrap.make_home()
     first = places.passphrase_file().read_text()
     assert len(first.strip()) >= 32

@@ -304,9 +304,7 @@ def test_an_unknown_logging_is_refused(command_plugin: Plugin, connection: Prope
 # Environment
 
 
-def test_environment_reaches_the_command_where_the_server_accepts_it(
-    remote: Life, connection: Properties
-) -> None:
+def test_environment_reaches_the_command_where_the_server_accepts_it(remote: Life, connection: Properties) -> None:
     outputs = remote.create(
         {"connection": connection, "create": "echo $ALLOWED_WORD", "environment": {"ALLOWED_WORD": "w"}}
     )
@@ -525,9 +523,7 @@ def test_a_command_waits_for_a_server_that_is_just_starting(
             listener.settimeout(10)
             near, _ = listener.accept()
         with near, socket.create_connection(("127.0.0.1", server.port)) as far:
-            pumps = [
-                threading.Thread(target=pump, args=ends, daemon=True) for ends in ((near, far), (far, near))
-            ]
+            pumps = [threading.Thread(target=pump, args=ends, daemon=True) for ends in ((near, far), (far, near))]
             for each in pumps:
                 each.start()
             stop.wait(20)
@@ -555,9 +551,7 @@ def test_a_command_waits_for_a_server_that_is_just_starting(
 # Copies
 
 
-def test_a_text_is_copied_and_its_folders_are_made(
-    copy: Life, connection: Properties, tmp_path: Path
-) -> None:
+def test_a_text_is_copied_and_its_folders_are_made(copy: Life, connection: Properties, tmp_path: Path) -> None:
     target = tmp_path / "a" / "b" / "file"
     copy.create({"connection": connection, "remotePath": str(target), "source": text_asset("hello\n")})
     assert target.read_text() == "hello\n"
@@ -593,9 +587,7 @@ def test_a_folder_is_copied_whole_and_a_trailing_slash_drops_its_name(
     tree, target = tmp_path / "tree", tmp_path / "target"
     (tree / "sub").mkdir(parents=True)
     (tree / "sub" / "file").write_text("deep")
-    copy.create(
-        {"connection": connection, "remotePath": str(target), "source": folder_archive(f"{tree}{slash}")}
-    )
+    copy.create({"connection": connection, "remotePath": str(target), "source": folder_archive(f"{tree}{slash}")})
     assert (target / f"{inside}sub/file").read_text() == "deep"
 
 
@@ -610,9 +602,7 @@ def test_a_set_of_assets_is_written_by_name(copy: Life, connection: Properties, 
     assert (tmp_path / "t" / "sub" / "b.txt").read_text() == "B"
 
 
-def test_only_new_content_or_a_new_path_is_copied_again(
-    copy: Life, connection: Properties, tmp_path: Path
-) -> None:
+def test_only_new_content_or_a_new_path_is_copied_again(copy: Life, connection: Properties, tmp_path: Path) -> None:
     target = tmp_path / "file"
     base: Properties = {"connection": connection, "remotePath": str(target), "source": text_asset("one")}
     copy.create(base)
@@ -651,9 +641,7 @@ def test_a_copy_needs_a_source(command_plugin: Plugin, connection: Properties) -
     assert command_plugin.check(COPY, {"connection": connection, "remotePath": "/tmp/x"}).failures
 
 
-def test_the_error_of_a_copy_names_the_remote_path(
-    copy: Life, connection: Properties, tmp_path: Path
-) -> None:
+def test_the_error_of_a_copy_names_the_remote_path(copy: Life, connection: Properties, tmp_path: Path) -> None:
     inputs = {"connection": connection, "remotePath": "/proc/none/file", "source": text_asset("x")}
     assert "/proc/none" in refused(copy.create, inputs)
 
@@ -661,9 +649,7 @@ def test_the_error_of_a_copy_names_the_remote_path(
 # Commands on this machine
 
 
-def test_a_local_command_gets_environment_folder_stdin_and_interpreter(
-    command_plugin: Plugin, tmp_path: Path
-) -> None:
+def test_a_local_command_gets_environment_folder_stdin_and_interpreter(command_plugin: Plugin, tmp_path: Path) -> None:
     outputs = Life(command_plugin, LOCAL).create(
         {
             "create": 'echo "$WORD $PWD $(cat)"',
@@ -693,9 +679,7 @@ def test_secret_inputs_stay_secret(command_plugin: Plugin) -> None:
     assert is_secret(state["stdin"])
 
 
-def test_the_default_agent_is_the_one_in_the_environment(
-    server: SshServer, connection: Properties, agent: str
-) -> None:
+def test_the_default_agent_is_the_one_in_the_environment(server: SshServer, connection: Properties, agent: str) -> None:
     with running(find_plugin("command"), {**os.environ, "SSH_AUTH_SOCK": agent}) as plugin:
         plugin.configure({})
         keyless = {key: value for key, value in connection.items() if key != "privateKey"}

@@ -86,9 +86,7 @@ def test_property_inside_a_container_property_is_known(docker_plugin: Plugin, ou
 
 
 @pytest.mark.parametrize("outer", NESTED)
-def test_a_misspelt_property_inside_a_container_property_is_noticed(
-    docker_plugin: Plugin, outer: str
-) -> None:
+def test_a_misspelt_property_inside_a_container_property_is_noticed(docker_plugin: Plugin, outer: str) -> None:
     """Without this the test above could be blind."""
     assert unknown_keys(docker_plugin, CONTAINER, {outer: block(outer, "misspelt")})
 
@@ -123,9 +121,7 @@ def test_a_misspelt_property_is_noticed(docker_plugin: Plugin) -> None:
     assert unknown_keys(docker_plugin, CONTAINER, {"networkAdvanced": ANY})
     mounts = [{**REQUIRED["mounts"], "bindOptions": {"propagations": ANY}}]
     assert unknown_keys(docker_plugin, CONTAINER, {"mounts": mounts})
-    assert any(
-        "nonsense" in reason for reason in docker_plugin.check_config({"nonsense": "x"}).failures.values()
-    )
+    assert any("nonsense" in reason for reason in docker_plugin.check_config({"nonsense": "x"}).failures.values())
 
 
 def test_a_complete_container_is_accepted(docker_plugin: Plugin) -> None:
@@ -144,9 +140,7 @@ def test_a_complete_container_is_accepted(docker_plugin: Plugin) -> None:
         "mustRun": True,
         "destroyGraceSeconds": 60,
         "removeVolumes": False,
-        "devices": [
-            {"hostPath": "/dev/infiniband", "containerPath": "/dev/infiniband", "permissions": "rwm"}
-        ],
+        "devices": [{"hostPath": "/dev/infiniband", "containerPath": "/dev/infiniband", "permissions": "rwm"}],
         "ulimits": [{"name": "memlock", "soft": -1, "hard": -1}],
         "labels": [{"label": "a", "value": "b"}],
         "mounts": [{"target": "/m", "source": "/s", "type": "bind", "readOnly": True}],

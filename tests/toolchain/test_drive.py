@@ -93,9 +93,7 @@ def test_rubbish_has_no_text(answer: Any) -> None:
     assert show_endpoint.text_of(answer) == ""
 
 
-def run(
-    script: str, tmp_path: Path, outputs: dict[str, Any], *words: str
-) -> subprocess.CompletedProcess[str]:
+def run(script: str, tmp_path: Path, outputs: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
     """A script of the toolchain beside a pulumi that knows only these outputs."""
     program = tmp_path / "pulumi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(outputs)}\nEND\n")

@@ -99,9 +99,7 @@ def test_other_commands_use_the_file_itself(project: Path, environ: dict[str, st
         f"encryptionsalt: v1:x\n{TEXT}  test:token:\n    secure: v1:y\n",
     ],
 )
-def test_a_file_with_secrets_of_its_own_is_used_itself(
-    project: Path, environ: dict[str, str], text: str
-) -> None:
+def test_a_file_with_secrets_of_its_own_is_used_itself(project: Path, environ: dict[str, str], text: str) -> None:
     (project / "Pulumi.dev.yaml").write_text(text)
     assert settings_for(["up", "-s", "dev"], environ, project) == {}
 
@@ -299,9 +297,7 @@ def test_a_run_leaves_the_stack_file_and_keeps_the_salt(project: Path, real: dic
     direct = {**real, "PATH": real["PATH"].split(os.pathsep, 1)[1]}
     argv = ["pulumi", "refresh", "--yes", "-s", "dev", "--non-interactive", "--run-program=false"]
     subprocess.run(argv, cwd=project, env=direct, capture_output=True, timeout=120)
-    assert "encryptionsalt" in (project / "Pulumi.dev.yaml").read_text(), (
-        "the engine no longer needs the copy"
-    )
+    assert "encryptionsalt" in (project / "Pulumi.dev.yaml").read_text(), "the engine no longer needs the copy"
 
 
 def test_a_stack_needs_a_plain_name() -> None:

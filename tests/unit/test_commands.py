@@ -73,9 +73,7 @@ def test_a_failed_command_does_not_show_its_standard_input() -> None:
             script("cat >/dev/null; echo broken >&2; exit 3", stdin=MARKER.encode()),
             purpose="expected x",
         )
-    assert (
-        str(failed.value) == "spark-a: expected x: expected exit status 0, found 3 (broken)\n  seen: broken"
-    )
+    assert str(failed.value) == "spark-a: expected x: expected exit status 0, found 3 (broken)\n  seen: broken"
     assert MARKER not in "".join(traceback.format_exception(failed.value))
 
 

@@ -29,9 +29,7 @@ SPEC = ConnectionSpec(node="spark-a", address="10.1.230.180", user="aurora", hos
 
 
 def connection(**changes: object) -> Connection:
-    base = Connection(
-        SPEC, "10.1.230.180", "aurora", 22, ED25519, None, None, ("/home/someone/.ssh/id_ed25519",)
-    )
+    base = Connection(SPEC, "10.1.230.180", "aurora", 22, ED25519, None, None, ("/home/someone/.ssh/id_ed25519",))
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -126,9 +124,7 @@ def test_an_rsa_pin_asks_for_signatures_that_are_not_sha_1() -> None:
 
 def test_options_for_others_hold_nothing_of_this_person_or_machine() -> None:
     theirs = replace(SPEC, ssh_config="~/lab/ssh_config")
-    options = connection(
-        spec=theirs, identity_agent="/run/user/1000/agent", proxy_jump="someone@gate"
-    ).shared_options()
+    options = connection(spec=theirs, identity_agent="/run/user/1000/agent", proxy_jump="someone@gate").shared_options()
     text = " ".join(options)
     for private in (
         "/home",
@@ -147,10 +143,7 @@ def test_options_for_others_hold_nothing_of_this_person_or_machine() -> None:
 
 
 def test_options_for_others_are_the_same_for_everyone_who_runs_the_stack() -> None:
-    assert (
-        connection(identity_files=("/a",)).shared_options()
-        == connection(identity_files=("/b",)).shared_options()
-    )
+    assert connection(identity_files=("/a",)).shared_options() == connection(identity_files=("/b",)).shared_options()
 
 
 @pytest.mark.parametrize(
@@ -210,9 +203,7 @@ def test_a_comment_behind_the_key_is_no_part_of_the_pin(ssh_config: Path) -> Non
     assert resolve(spec(ssh_config, host_key=f"{ED25519} root@spark-a")).pin == ED25519
 
 
-def test_without_a_setting_the_known_hosts_entry_is_the_pin(
-    ssh_config: Path, host_keys: dict[str, str]
-) -> None:
+def test_without_a_setting_the_known_hosts_entry_is_the_pin(ssh_config: Path, host_keys: dict[str, str]) -> None:
     (ssh_config.parent / "known_hosts").write_text(
         f"10.1.230.180 {host_keys['rsa']}\n10.1.230.180 {host_keys['ed25519']}\n"
     )
@@ -245,7 +236,7 @@ def test_a_node_without_a_pin_is_refused_and_the_person_learns_how_to_get_one(ss
     assert str(refused.value) == (
         "spark-a, host key (nodes[].host_key): expected a pinned host key for 10.1.230.180, "
         "found none in the settings and none in known_hosts\n"
-        "  do: compare the output of `ssh-keyscan -p 22 -t ed25519 10.1.230.180` with "
+        "  do: compare what `ssh-keyscan -p 22 -t ed25519 10.1.230.180` says with "
         "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or "
         "connect once by hand"
     )

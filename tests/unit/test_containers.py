@@ -27,10 +27,7 @@ def test_nothing_is_in_the_way_of_a_name_that_nobody_has(host: FakeHost) -> None
 
 def test_a_container_of_ours_that_no_state_knows_is_stopped_and_removed(host: FakeHost) -> None:
     host.set_container(NAME, Labels=OURS)
-    assert (
-        make_way(host.node, NAME, "dev")
-        == f"spark-a: removed the container {NAME} that an interrupted run left"
-    )
+    assert make_way(host.node, NAME, "dev") == f"spark-a: removed the container {NAME} that an interrupted run left"
     assert host.read()["containers"] == {}
     assert [call[0] for call in host.calls("docker")] == ["container", "stop", "rm"]
 

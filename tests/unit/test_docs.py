@@ -127,11 +127,7 @@ def test_no_page_holds_a_path_of_the_machine_it_was_written_on(page: Path) -> No
 
 
 def test_every_lab_command_that_a_page_names_exists() -> None:
-    named = {
-        word
-        for page in PAGES
-        for word in re.findall(r"python -m lab ([a-z][a-z-]*)", page.read_text("utf-8"))
-    }
+    named = {word for page in PAGES for word in re.findall(r"python -m lab ([a-z][a-z-]*)", page.read_text("utf-8"))}
     shown = subprocess.run(
         [sys.executable, "-m", "lab", "--help"],
         cwd=PROJECT,

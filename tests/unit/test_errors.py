@@ -17,9 +17,7 @@ from spark_core.errors import (
 
 
 def test_an_error_is_its_line_what_to_do_and_the_evidence() -> None:
-    error = CommandError(
-        "expected 2, found 1", where="spark-b (fabric)", do="plug it in", evidence=["a", "b"]
-    )
+    error = CommandError("expected 2, found 1", where="spark-b (fabric)", do="plug it in", evidence=["a", "b"])
     assert str(error) == "spark-b (fabric): expected 2, found 1\n  do: plug it in\n  seen: a\n  seen: b"
     assert error.args == (str(error),)
 

@@ -37,9 +37,7 @@ TWIN = FabricInterface(netdev="enP2p1s0f1np1", address="192.168.201.12/24", hca=
 
 def item(name: str, mtu: int, *addresses: str) -> dict[str, Any]:
     """An interface as ``ip -j address show`` tells it."""
-    info = [
-        {"family": "inet", "local": a.split("/")[0], "prefixlen": int(a.split("/")[1])} for a in addresses
-    ]
+    info = [{"family": "inet", "local": a.split("/")[0], "prefixlen": int(a.split("/")[1])} for a in addresses]
     return {
         "ifname": name,
         "mtu": mtu,
@@ -90,9 +88,7 @@ def test_an_rdma_device_whose_state_cannot_be_read_is_unknown() -> None:
 
 
 def test_a_spark_without_a_cable_has_no_fabric_interface_and_no_rdma_device() -> None:
-    facts = parse_fabric(
-        observation(item("lo", 65536, "127.0.0.1/8"), item("enP7s7", 1500, "10.1.230.180/24"))
-    )
+    facts = parse_fabric(observation(item("lo", 65536, "127.0.0.1/8"), item("enP7s7", 1500, "10.1.230.180/24")))
     assert sorted(facts.links) == ["enP7s7", "lo"]
     assert facts.hcas == {}
 
@@ -127,12 +123,8 @@ def test_the_netplan_file_of_two_twins_reads_like_this() -> None:
 
 def test_the_file_says_what_an_owner_of_such_a_pair_wrote_by_hand() -> None:
     theirs = yaml.safe_load((SPARK / "netplan/owner-mtu9000-no-link-local-spark-a-port1.yaml").read_text())
-    [(netdev, entry)] = [pair for pair in theirs["network"]["ethernets"].items() if pair[1].get("addresses")][
-        :1
-    ]
-    ours = yaml.safe_load(
-        render_netplan([FabricInterface(netdev=netdev, address=entry["addresses"][0])], entry["mtu"])
-    )
+    [(netdev, entry)] = [pair for pair in theirs["network"]["ethernets"].items() if pair[1].get("addresses")][:1]
+    ours = yaml.safe_load(render_netplan([FabricInterface(netdev=netdev, address=entry["addresses"][0])], entry["mtu"]))
     mine = ours["network"]["ethernets"][netdev]
     for key in ("addresses", "mtu", "link-local", "dhcp4"):
         if key in entry:
@@ -145,9 +137,7 @@ ADDRESSES = st.builds(
     st.just(32),
 )
 INTERFACES = st.lists(
-    st.builds(
-        FabricInterface, netdev=st.from_regex(r"[A-Za-z0-9_.-]{1,15}", fullmatch=True), address=ADDRESSES
-    ),
+    st.builds(FabricInterface, netdev=st.from_regex(r"[A-Za-z0-9_.-]{1,15}", fullmatch=True), address=ADDRESSES),
     min_size=1,
     max_size=4,
     unique_by=lambda interface: interface.netdev,
@@ -160,9 +150,7 @@ def test_the_netplan_file_is_yaml_that_says_exactly_what_was_declared(
 ) -> None:
     read = yaml.load(render_netplan(interfaces, mtu), Loader=yaml.BaseLoader)  # noqa: S506 - plain text keeps names like 1e5
     entries = read["network"]["ethernets"]
-    assert {name: entry["addresses"] for name, entry in entries.items()} == {
-        i.netdev: [i.address] for i in interfaces
-    }
+    assert {name: entry["addresses"] for name, entry in entries.items()} == {i.netdev: [i.address] for i in interfaces}
     assert {entry["mtu"] for entry in entries.values()} == {str(mtu)}
     assert read["network"].keys() == {"version", "ethernets"}
 
@@ -198,9 +186,7 @@ def test_a_fabric_that_is_as_declared_has_no_finding() -> None:
     ],
     ids=["no interface", "no address", "link-local only", "MTU", "prefix"],
 )
-def test_what_is_wrong_with_a_fabric_is_told_in_one_line(
-    change: dict[str, Link | None], finding: str
-) -> None:
+def test_what_is_wrong_with_a_fabric_is_told_in_one_line(change: dict[str, Link | None], finding: str) -> None:
     links = {name: link for name, link in (FACTS.links | change).items() if link is not None}
     assert fabric_findings("spark-a", FabricFacts(links, {}), [PORT, TWIN], 9000) == [finding]
 
@@ -232,8 +218,8 @@ def folder(host: FakeHost) -> StackFolder:
 
 def test_a_managed_fabric_gets_its_file_addresses_and_mtu(host: FakeHost, folder: StackFolder) -> None:
     apply_fabric(host.node, folder, [PORT, TWIN], 9000, host.netplan_file)
-    assert Path(host.netplan_file).read_text() == render_netplan([PORT, TWIN], 9000)
-    assert Path(host.netplan_file).stat().st_mode & 0o777 == 0o600
+    assert host.netplan_path.read_text() == render_netplan([PORT, TWIN], 9000)
+    assert host.netplan_path.stat().st_mode & 0o777 == 0o600
     assert host.link("enp1s0f1np1")["mtu"] == 9000
     assert "192.168.201.12/24" in host.addresses("enP2p1s0f1np1")
     assert host.link("enP7s7") == {"mtu": 1500, "addresses": ["10.1.230.180/24"]}
@@ -255,47 +241,66 @@ def test_undoing_takes_file_addresses_and_mtu_back(host: FakeHost, folder: Stack
     before = host.links()
     apply_fabric(host.node, folder, [PORT, TWIN], 9000, host.netplan_file)
     undo_fabric(host.node, folder, [PORT.netdev, TWIN.netdev], host.netplan_file)
-    assert not Path(host.netplan_file).exists()
+    assert not host.netplan_path.exists()
     assert host.links() == before
     assert read_journal(host.node, folder) == []
 
 
 def test_a_file_that_was_there_comes_back_with_its_addresses(host: FakeHost, folder: StackFolder) -> None:
     theirs = render_netplan([PORT], 1500).replace("# Written by spark-vllm", "# Written by the owner")
-    Path(host.netplan_file).write_text(theirs)
+    host.netplan_path.write_text(theirs)
     host.set_link("enp1s0f1np1", 1500, "192.168.200.12/24")
     apply_fabric(host.node, folder, [PORT, TWIN], 9000, host.netplan_file)
     undo_fabric(host.node, folder, [PORT.netdev, TWIN.netdev], host.netplan_file)
-    assert Path(host.netplan_file).read_text() == theirs
+    assert host.netplan_path.read_text() == theirs
     assert host.addresses("enp1s0f1np1") == ["192.168.200.12/24"]
     assert host.addresses("enP2p1s0f1np1") == []
 
 
-def test_undoing_twice_is_fine_and_touches_no_address_that_is_not_ours(
-    host: FakeHost, folder: StackFolder
-) -> None:
+def test_undoing_twice_is_fine(host: FakeHost, folder: StackFolder) -> None:
     apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
-    host.set_link("enp1s0f1np1", 9000, "192.168.200.12/24", "172.16.0.1/24")
     for _ in range(2):
         undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
+    assert host.addresses("enp1s0f1np1") == ["169.254.35.62/16"]
+
+
+def test_undoing_leaves_an_address_that_somebody_else_added(host: FakeHost, folder: StackFolder) -> None:
+    apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
+    host.set_link("enp1s0f1np1", 9000, "192.168.200.12/24", "172.16.0.1/24")
+    undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
     assert host.addresses("enp1s0f1np1") == ["172.16.0.1/24"]
 
 
-def test_undoing_what_was_never_made_removes_nothing(host: FakeHost, folder: StackFolder) -> None:
-    Path(host.netplan_file).write_text("theirs\n")
+def test_kernel_parameters_that_networkd_changed_with_the_link_go_back(host: FakeHost, folder: StackFolder) -> None:
+    parameter = host.base / "proc/sys/net/ipv4/conf/enp1s0f1np1/promote_secondaries"
+    parameter.parent.mkdir(parents=True)
+    parameter.write_text("0\n")
+    apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
+    parameter.write_text("1\n")
     undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
-    assert Path(host.netplan_file).read_text() == "theirs\n"
+    assert parameter.read_text() == "0\n"
+
+
+def test_an_interface_whose_cable_was_pulled_needs_no_putting_back(host: FakeHost, folder: StackFolder) -> None:
+    apply_fabric(host.node, folder, [PORT, TWIN], 9000, host.netplan_file)
+    host.pull_cable("enp1s0f1np1")
+    undo_fabric(host.node, folder, [PORT.netdev, TWIN.netdev], host.netplan_file)
+    assert host.addresses("enP2p1s0f1np1") == []
+    assert read_journal(host.node, folder) == []
+
+
+def test_undoing_what_was_never_made_removes_nothing(host: FakeHost, folder: StackFolder) -> None:
+    host.netplan_path.write_text("theirs\n")
+    undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
+    assert host.netplan_path.read_text() == "theirs\n"
 
 
 def test_an_interface_that_is_not_there_changes_nothing(host: FakeHost, folder: StackFolder) -> None:
     gone = FabricInterface(netdev="enp1s0f0np0", address="192.168.210.1/24")
     with pytest.raises(CommandError) as failed:
         apply_fabric(host.node, folder, [PORT, gone], 9000, host.netplan_file)
-    assert (
-        failed.value.line
-        == "spark-a (nodes[].fabric): expected the interface enp1s0f0np0, found none of that name"
-    )
-    assert not Path(host.netplan_file).exists()
+    assert failed.value.line == "spark-a (nodes[].fabric): expected the interface enp1s0f0np0, found none of that name"
+    assert not host.netplan_path.exists()
     assert read_journal(host.node, folder) == []
 
 
@@ -310,7 +315,7 @@ def test_a_file_that_netplan_refuses_is_told_and_can_be_undone(host: FakeHost, f
     )
     host.netplan_accepts()
     undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
-    assert not Path(host.netplan_file).exists()
+    assert not host.netplan_path.exists()
 
 
 def test_an_address_that_did_not_come_is_told_after_the_apply(host: FakeHost, folder: StackFolder) -> None:
@@ -318,8 +323,7 @@ def test_an_address_that_did_not_come_is_told_after_the_apply(host: FakeHost, fo
     with pytest.raises(SparkError) as failed:
         apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
     assert failed.value.line == (
-        "spark-a (fabric): expected 192.168.200.12/24 on enp1s0f1np1, found 169.254.35.62/16 "
-        "after netplan apply"
+        "spark-a (fabric): expected 192.168.200.12/24 on enp1s0f1np1, found 169.254.35.62/16 after netplan apply"
     )
 
 
@@ -329,5 +333,5 @@ def test_a_netplan_file_that_is_not_there_is_none(host: FakeHost) -> None:
 
 @pytest.mark.parametrize("text", ["", "a\n", "a\nb\n", "\n"])
 def test_a_netplan_file_is_read_as_it_was_written(text: str, host: FakeHost) -> None:
-    Path(host.netplan_file).write_text(text)
+    host.netplan_path.write_text(text)
     assert observe_netplan_file(host.node, host.netplan_file) == (text or "\n")

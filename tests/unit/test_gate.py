@@ -37,9 +37,7 @@ HEAD, WORKER = ("spark-a", 0), ("spark-b", 1)
 GENERATION = {"deployment": "d", "head_incarnation": "abc", "n": 3}
 
 
-def state(
-    place: tuple[str, int], phase: str, generation: dict[str, Any] | None = None, **status: Any
-) -> RankState:
+def state(place: tuple[str, int], phase: str, generation: dict[str, Any] | None = None, **status: Any) -> RankState:
     """A rank in a phase; ``no container`` and ``container stopped`` are phases too."""
     node, rank = place
     if phase == "no container":
@@ -182,15 +180,12 @@ def test_the_earliest_account_of_a_failure_wins() -> None:
         ]
     )
     assert str(found) == (
-        "spark-b, rank 1: out of memory\n  do: correct the cause and run up again\n  seen: log "
-        "of out of memory"
+        "spark-b, rank 1: out of memory\n  do: correct the cause and run up again\n  seen: log of out of memory"
     )
 
 
 def test_an_account_is_preferred_to_a_container_that_stopped() -> None:
-    found = failure(
-        [state(HEAD, "container stopped"), state(WORKER, "failed", **first_error(10, "flag unknown"))]
-    )
+    found = failure([state(HEAD, "container stopped"), state(WORKER, "failed", **first_error(10, "flag unknown"))])
     assert found is not None
     assert found.line == "spark-b, rank 1: flag unknown"
 
@@ -210,9 +205,7 @@ def test_a_group_on_its_way_has_not_failed(phases: list[str]) -> None:
     assert failure([state(HEAD, phases[0]), state(WORKER, phases[1])]) is None
 
 
-@pytest.mark.parametrize(
-    "account", [None, {}, "text", [], {"at": "noon", "line": "x"}, {"at": None, "line": None}]
-)
+@pytest.mark.parametrize("account", [None, {}, "text", [], {"at": "noon", "line": "x"}, {"at": None, "line": None}])
 def test_a_failure_without_a_readable_account_is_still_a_failure(account: Any) -> None:
     found = failure([state(HEAD, "failed", first_error=account), state(WORKER, "ray_ready")])
     assert found is not None
@@ -232,18 +225,14 @@ class Clock:
         self.now += seconds
 
 
-def follow(
-    script: Callable[[int], dict[str, Any]], clock: Clock, **options: Any
-) -> tuple[list[RankState], list[str]]:
+def follow(script: Callable[[int], dict[str, Any]], clock: Clock, **options: Any) -> tuple[list[RankState], list[str]]:
     """Wait for a single rank whose status at each second is given by a function."""
     said: list[str] = []
 
     def answer(cmd: Command) -> Result | str:
         if "logs" in cmd.argv:
             return "last line of the log"
-        return text_of(
-            RUNNING, {"updated": STARTED_AT + 1, "generation": GENERATION, **script(int(clock.now))}
-        )
+        return text_of(RUNNING, {"updated": STARTED_AT + 1, "generation": GENERATION, **script(int(clock.now))})
 
     rank = Rank(ScriptedTransport("spark-a", answer), 0, "c", "/state")
     states = wait_until_serving(
@@ -280,8 +269,7 @@ def test_standing_still_ends_the_wait_with_the_phase_and_the_log() -> None:
     with pytest.raises(GateError) as failed:
         follow(lambda _: {"phase": "loading", "progress": "3 of 9 shards"}, clock)
     assert failed.value.line == (
-        "spark-a: expected the group to serve, found no progress for 60 s (spark-a rank 0: "
-        "loading (3 of 9 shards))"
+        "spark-a: expected the group to serve, found no progress for 60 s (spark-a rank 0: loading (3 of 9 shards))"
     )
     assert failed.value.evidence == ("last line of the log",)
     assert clock.now < 70
@@ -365,18 +353,14 @@ def test_an_open_endpoint_gets_no_key(endpoint: ChatEndpoint) -> None:
     assert endpoint.asked[0][1] is None
 
 
-def test_a_proxy_of_the_environment_is_not_used(
-    endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_of_the_environment_is_not_used(endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert complete(endpoint.url, "qwen", None, timeout_s=20).seconds >= 0
 
 
 @pytest.mark.parametrize("status", [401, 404, 500, 503])
-def test_an_error_answer_is_told_with_its_status_and_without_the_key(
-    status: int, endpoint: ChatEndpoint
-) -> None:
+def test_an_error_answer_is_told_with_its_status_and_without_the_key(status: int, endpoint: ChatEndpoint) -> None:
     endpoint.status, endpoint.body = status, b'{"error": "engine is dead"}'
     with pytest.raises(GateError) as failed:
         complete(endpoint.url, "qwen", MARKER, timeout_s=20)

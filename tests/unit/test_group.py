@@ -70,9 +70,7 @@ def test_the_entrypoint_is_the_supervisor_and_never_the_image_s_own() -> None:
 
 def test_ranks_differ_only_in_what_follows_from_their_node() -> None:
     head, worker = plan().containers
-    different = {
-        key for key in environment_of(head) if environment_of(head)[key] != environment_of(worker).get(key)
-    }
+    different = {key for key in environment_of(head) if environment_of(head)[key] != environment_of(worker).get(key)}
     assert different == {"VLLM_HOST_IP"}
     assert environment_of(head).keys() == environment_of(worker).keys()
     for field in (
@@ -304,8 +302,7 @@ def test_names_and_paths() -> None:
     assert container_name("dev", "main", 1) == "spark-vllm-dev-main-rank1"
     assert model_target(settings.groups["main"]) == "/models/Qwen-Qwen3.5-122B"
     assert (
-        key_path(StackFolder("/root/.spark-vllm", "dev"), "main")
-        == "/root/.spark-vllm/stacks/dev/secrets/main/api_key"
+        key_path(StackFolder("/root/.spark-vllm", "dev"), "main") == "/root/.spark-vllm/stacks/dev/secrets/main/api_key"
     )
 
 
@@ -322,9 +319,7 @@ def test_the_endpoint_is_what_people_will_use(change: dict[str, Any], endpoint: 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_supervisor_itself_takes_what_the_plan_renders(
-    rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_supervisor_itself_takes_what_the_plan_renders(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
 
     def started_with(settings: Any) -> int:
@@ -348,9 +343,7 @@ def test_the_supervisor_itself_takes_what_the_plan_renders(
 
 @pytest.mark.parametrize("flag", sorted(_OURS))
 @pytest.mark.parametrize("shape", ["{}", "{}=x"])
-def test_what_the_supervisor_refuses_to_pass_on_is_refused_by_the_settings_first(
-    flag: str, shape: str
-) -> None:
+def test_what_the_supervisor_refuses_to_pass_on_is_refused_by_the_settings_first(flag: str, shape: str) -> None:
     for spelling in (flag, flag[:2] + flag[2:].replace("-", "_")):
         with pytest.raises(SettingsError):
             settings_with({"groups.main.serving.extra_args": [shape.format(spelling)]})
@@ -363,7 +356,4 @@ def test_other_spellings_of_a_setting_are_refused_in_extra_args(flag: str) -> No
 
 
 def test_a_plan_can_be_written_as_json() -> None:
-    assert (
-        json.loads(json.dumps(vars(plan().containers[0]), default=vars))["name"]
-        == "spark-vllm-dev-main-rank0"
-    )
+    assert json.loads(json.dumps(vars(plan().containers[0]), default=vars))["name"] == "spark-vllm-dev-main-rank0"

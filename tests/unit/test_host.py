@@ -19,6 +19,7 @@ from spark_core.host import (
     parse_host,
     parse_release,
     plan_sysctls,
+    prune_files,
 )
 from spark_core.journal import StackFolder, open_journal, read_journal
 from spark_core.transport.scripted import ScriptedTransport
@@ -133,8 +134,7 @@ def test_lines_that_are_no_assignment_are_left_out(text: str) -> None:
             "the deploy user may not use the Docker socket (is it in the docker group?)",
         ),
         (
-            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker "
-            "daemon running?",
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
             None,
             "the Docker daemon does not answer (is docker.service running?)",
         ),
@@ -143,9 +143,7 @@ def test_lines_that_are_no_assignment_are_left_out(text: str) -> None:
     ],
     ids=["version", "warning before it", "missing", "permission", "stopped", "nothing", "rubbish"],
 )
-def test_a_docker_version_or_what_docker_said_instead(
-    text: str, version: str | None, problem: str | None
-) -> None:
+def test_a_docker_version_or_what_docker_said_instead(text: str, version: str | None, problem: str | None) -> None:
     assert parse_docker_version(text) == (version, problem)
 
 
@@ -155,9 +153,7 @@ def test_docker_gives_a_version_or_a_problem_and_never_both(text: str) -> None:
     assert (version is None) != (problem is None)
 
 
-@pytest.mark.parametrize(
-    "missing", ["architecture", "kernel", "os", "dgx", "memory", "disk", "docker", "gpu"]
-)
+@pytest.mark.parametrize("missing", ["architecture", "kernel", "os", "dgx", "memory", "disk", "docker", "gpu"])
 def test_an_answer_without_one_of_the_facts_is_not_understood(missing: str) -> None:
     text = observation().replace(f"=== {missing}\n", "=== other\n")
     with pytest.raises(ObservationError) as failed:
@@ -234,9 +230,7 @@ def test_applying_records_the_old_value_first_and_is_done_once(
 ) -> None:
     wanted = {"net.core.rmem_max": "67108864"}
     assert apply_sysctls(node, folder, wanted, []) == wanted
-    assert [(entry.target, entry.old) for entry in read_journal(node, folder)] == [
-        ("net.core.rmem_max", "212992")
-    ]
+    assert [(entry.target, entry.old) for entry in read_journal(node, folder)] == [("net.core.rmem_max", "212992")]
     node.asked.clear()
     apply_sysctls(node, folder, wanted, [])
     assert [cmd for cmd in node.asked if cmd.sudo] == []
@@ -258,15 +252,10 @@ def test_a_second_value_keeps_the_first_old_one(node: LocalNode, folder: StackFo
 
 
 @pytest.mark.usefixtures("kernel")
-def test_a_parameter_that_is_not_there_changes_nothing(
-    node: LocalNode, folder: StackFolder, kernel: Path
-) -> None:
+def test_a_parameter_that_is_not_there_changes_nothing(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
     with pytest.raises(CommandError) as failed:
         apply_sysctls(node, folder, {"net.core.rmem_max": "1", "no.such": "1"}, [])
-    assert (
-        failed.value.line
-        == "spark-a (host.sysctls): expected the kernel parameter no.such, found none of that name"
-    )
+    assert failed.value.line == "spark-a (host.sysctls): expected the kernel parameter no.such, found none of that name"
     assert (kernel / "net.core.rmem_max").read_text() == "212992\n"
 
 
@@ -274,10 +263,7 @@ def test_a_value_that_the_kernel_bounds_is_told(node: LocalNode, folder: StackFo
     (kernel / "limited").write_text("1000")
     with pytest.raises(CommandError) as failed:
         apply_sysctls(node, folder, {"net.core.rmem_max": "9999"}, [])
-    assert (
-        failed.value.line
-        == "spark-a (host.sysctls): expected net.core.rmem_max = 9999, found 1000 after setting it"
-    )
+    assert failed.value.line == "spark-a (host.sysctls): expected net.core.rmem_max = 9999, found 1000 after setting it"
     assert len(read_journal(node, folder)) == 1
 
 
@@ -290,3 +276,30 @@ def test_files_are_told_by_their_content_and_absent_ones_too(tmp_path: Path) -> 
         str(tmp_path / "none"): "absent",
         str(tmp_path): "absent",
     }
+
+
+def test_files_no_longer_wanted_go_unless_a_container_has_them_mounted(tmp_path: Path) -> None:
+    folder = StackFolder(str(tmp_path / "root"), "dev")
+    for name in ("wanted", "mounted", "stale"):
+        (Path(folder.files) / name).mkdir(parents=True)
+        (Path(folder.files) / name / "runtime.pyz").write_text(name)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    docker = programs / "docker"
+    docker.write_text(f'#!/bin/sh\n[ "$1" = ps ] && echo c1 || echo "{folder.files}/mounted/runtime.pyz /etc "\n')
+    docker.chmod(0o755)
+    node = LocalNode(programs=programs)
+    assert prune_files(node, folder, [f"{folder.files}/wanted/runtime.pyz"]) == ["stale"]
+    assert sorted(path.name for path in Path(folder.files).iterdir()) == ["mounted", "wanted"]
+
+
+def test_no_file_is_removed_when_docker_cannot_be_asked(tmp_path: Path) -> None:
+    folder = StackFolder(str(tmp_path / "root"), "dev")
+    (Path(folder.files) / "stale").mkdir(parents=True)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "docker").chmod(0o755)
+    with pytest.raises(CommandError):
+        prune_files(LocalNode(programs=programs), folder, [])
+    assert (Path(folder.files) / "stale").is_dir()

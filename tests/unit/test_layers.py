@@ -64,11 +64,7 @@ def test_the_rank_supervisor_imports_nothing_of_its_image_when_it_starts() -> No
         for node in ast.parse(path.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found += [
-                f"{path.name}:{node.lineno} {name}"
-                for name in names
-                if name.split(".")[0] in INSIDE_THE_IMAGE
-            ]
+            found += [f"{path.name}:{node.lineno} {name}" for name in names if name.split(".")[0] in INSIDE_THE_IMAGE]
     assert found == []
 
 

@@ -157,9 +157,7 @@ def test_a_key_that_did_not_arrive_is_an_error_without_it(tmp_path: Path) -> Non
 
     with pytest.raises(CommandError) as failed:
         write_key(ScriptedTransport("spark-a", swallow), str(tmp_path / "k"), MARKER)
-    assert (
-        failed.value.line == f"spark-a: expected the key just written in {tmp_path}/k, found something else"
-    )
+    assert failed.value.line == f"spark-a: expected the key just written in {tmp_path}/k, found something else"
     assert MARKER not in "".join(traceback.format_exception(failed.value))
 
 

@@ -24,9 +24,7 @@ def test_in_the_project_folder_everything_is_ours() -> None:
 def test_a_package_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SparkError) as refused:
         require_own_packages(tmp_path, tmp_path, safe_path=False)
-    assert str(refused.value).startswith(
-        f"expected the package components of {tmp_path}, found {PROJECT}/components"
-    )
+    assert str(refused.value).startswith(f"expected the package components of {tmp_path}, found {PROJECT}/components")
 
 
 def test_a_safe_path_is_refused_since_the_provider_process_would_not_find_us() -> None:

@@ -84,10 +84,7 @@ def test_cross_checks_are_told_together_too() -> None:
 PLACES = [
     *[("", name) for name in Settings.model_fields],
     *[("groups.main.serving.", name) for name in ServingSettings.model_fields],
-    *[
-        ("nodes[1].", name)
-        for name in ("name", "management_address", "user", "ssh_port", "host_key", "fabric")
-    ],
+    *[("nodes[1].", name) for name in ("name", "management_address", "user", "ssh_port", "host_key", "fabric")],
     *[("nodes[0].fabric[1].", name) for name in ("netdev", "address")],
     *[("image.", name) for name in ("registry", "archive", "local_id", "python")],
     *[("groups.main.", name) for name in ("nodes", "model", "serving")],
@@ -99,9 +96,7 @@ PLACES = [
 def test_a_doubled_letter_in_any_key_is_answered_with_the_right_key(place: str, name: str) -> None:
     typo = name[:2] + name[1:]
     lines = violations_of(apply_change(load_base(), {f"{place}{typo}": "x"}))
-    assert any(
-        line.startswith(f"{place}{typo}: found an unknown key; did you mean '{name}'?") for line in lines
-    )
+    assert any(line.startswith(f"{place}{typo}: found an unknown key; did you mean '{name}'?") for line in lines)
 
 
 @given(key=st.text(alphabet="abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20))
@@ -177,9 +172,7 @@ def test_per_node_variables_are_refused_in_the_environment_of_all(name: str) -> 
 @pytest.mark.parametrize("flag", sorted(OWN_FLAGS))
 @pytest.mark.parametrize("shape", ["{}", "{}=x"])
 def test_flags_that_the_program_renders_are_refused_in_extra_args(flag: str, shape: str) -> None:
-    [line] = violations_of(
-        apply_change(load_base(), {"groups.main.serving.extra_args": [shape.format(flag)]})
-    )
+    [line] = violations_of(apply_change(load_base(), {"groups.main.serving.extra_args": [shape.format(flag)]}))
     assert f"{flag} is " in line
 
 
@@ -225,14 +218,11 @@ def test_numbers_and_booleans_of_the_environment_become_what_a_shell_would_have(
 
 
 def test_variables_of_other_launchers_are_noted_by_name_and_setting_only() -> None:
-    notes = launcher_variable_notes(
-        {"VLLM_IMAGE": MARKER, "VLLM_API_KEY": MARKER, "PATH": "/bin", "HEAD_IP": ""}
-    )
+    notes = launcher_variable_notes({"VLLM_IMAGE": MARKER, "VLLM_API_KEY": MARKER, "PATH": "/bin", "HEAD_IP": ""})
     assert notes == [
         "VLLM_IMAGE is set in the environment and is not read; "
         "the setting is image.registry, image.archive or image.local_id",
-        "VLLM_API_KEY is set in the environment and is not read; the setting is "
-        "groups.<name>.serving.api_key",
+        "VLLM_API_KEY is set in the environment and is not read; the setting is groups.<name>.serving.api_key",
     ]
 
 
@@ -270,9 +260,7 @@ def test_a_committed_stack_file_is_valid(path: Path) -> None:
 @pytest.mark.parametrize("path", stack_files(), ids=lambda path: path.name)
 def test_a_committed_stack_file_holds_no_encrypted_value_and_no_salt(path: Path) -> None:
     lines = committed_text(path).splitlines()
-    assert [
-        line for line in lines if line.strip().startswith(("secure:", "encryptionsalt", "encryptedkey"))
-    ] == []
+    assert [line for line in lines if line.strip().startswith(("secure:", "encryptionsalt", "encryptedkey"))] == []
 
 
 def test_the_lab_s_stack_file_is_there() -> None:

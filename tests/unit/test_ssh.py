@@ -165,8 +165,7 @@ def test_a_wrong_password_is_told_without_it(ssh: FakeSsh) -> None:
     with pytest.raises(CommandError) as failed:
         transport(ssh, MARKER).run(command("true", sudo=True))
     assert failed.value.line == (
-        "spark-a (sudo_password): expected that sudo accepts the password of the settings, "
-        "found that it refuses it"
+        "spark-a (sudo_password): expected that sudo accepts the password of the settings, found that it refuses it"
     )
     assert MARKER not in "".join(traceback.format_exception(failed.value))
 
@@ -176,8 +175,7 @@ def test_a_needed_password_that_nobody_gave_names_the_command_and_the_secret(ssh
     with pytest.raises(CommandError) as failed:
         transport(ssh).run(command("sysctl", "-q", "-w", "a.b=1", sudo=True))
     assert failed.value.line == (
-        "spark-a (sudo_password): expected root without a password for `sysctl -q -w …`, found "
-        "that sudo asks for one"
+        "spark-a (sudo_password): expected root without a password for `sysctl -q -w …`, found that sudo asks for one"
     )
 
 

@@ -27,9 +27,7 @@ from spark_core.weights import (
 from tests.local_node import LocalNode
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-NAMES = st.sampled_from(
-    ["config.json", "model.safetensors", "a/b/tokenizer.json", "with blank.txt", "-dash", "é.txt"]
-)
+NAMES = st.sampled_from(["config.json", "model.safetensors", "a/b/tokenizer.json", "with blank.txt", "-dash", "é.txt"])
 FOLDERS = st.dictionaries(NAMES, st.binary(max_size=40), max_size=5)
 
 
@@ -42,11 +40,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture
@@ -107,9 +101,7 @@ def test_a_manifest_does_not_differ_from_itself(files: dict[str, tuple[int, str]
 def test_two_manifests_differ_if_and_only_if_their_revisions_do(
     one: dict[str, tuple[int, str]], other: dict[str, tuple[int, str]]
 ) -> None:
-    assert bool(Manifest(one).differences(Manifest(other))) == (
-        Manifest(one).revision != Manifest(other).revision
-    )
+    assert bool(Manifest(one).differences(Manifest(other))) == (Manifest(one).revision != Manifest(other).revision)
 
 
 def test_each_kind_of_difference_has_its_words() -> None:
@@ -169,18 +161,14 @@ def test_a_broken_link_of_the_controller_is_told(model: Path) -> None:
     (model / "vocab.json").symlink_to("/nonexistent")
     with pytest.raises(SettingsError) as failed:
         local_manifest(str(model))
-    assert failed.value.violations == (
-        f"model.source: found vocab.json in {model}, a link that leads nowhere",
-    )
+    assert failed.value.violations == (f"model.source: found vocab.json in {model}, a link that leads nowhere",)
 
 
 def test_a_missing_shard_of_the_controller_is_told(model: Path) -> None:
     (model / SHARDS[1]).unlink()
     with pytest.raises(SettingsError) as failed:
         local_manifest(str(model))
-    assert failed.value.violations == (
-        f"model.source: found no {SHARDS[1]} in {model}, which its index names",
-    )
+    assert failed.value.violations == (f"model.source: found no {SHARDS[1]} in {model}, which its index names",)
 
 
 def test_links_count_as_what_they_lead_to(model: Path, tmp_path: Path) -> None:
@@ -379,9 +367,7 @@ def test_a_directory_that_changes_while_it_is_copied_is_never_published(model: P
 def two_nodes(*folders: Path) -> tuple[dict[str, LocalNode], dict[str, str]]:
     """Nodes that share this machine: which folder each sees is decided by a link of the same name."""
     names = ["spark-a", "spark-b"][: len(folders)]
-    return {name: LocalNode(name) for name in names}, {
-        name: str(folders[0].parent / f"root-{name}") for name in names
-    }
+    return {name: LocalNode(name) for name in names}, {name: str(folders[0].parent / f"root-{name}") for name in names}
 
 
 def test_a_folder_used_in_place_is_verified_and_not_changed(model: Path) -> None:

@@ -77,9 +77,7 @@ class Supervisor:
             wanted = more.get("generation", generation) == generation
             return status if ours and status.get("phase") == phase and wanted else {}
 
-        found: dict[str, Any] = eventually(
-            reached, lambda: f"{phase}: {self.status()}\n{self.text()[-3000:]}"
-        )
+        found: dict[str, Any] = eventually(reached, lambda: f"{phase}: {self.status()}\n{self.text()[-3000:]}")
         return found
 
     def text(self) -> str:
@@ -107,9 +105,7 @@ class Group:
         self.key_file.write_text(KEY + "\n")
         self.started: list[Supervisor] = []
 
-    def start(
-        self, rank: int, *options: str, wrapper: tuple[str, ...] = (), nodes: int = 2, **env: str
-    ) -> Supervisor:
+    def start(self, rank: int, *options: str, wrapper: tuple[str, ...] = (), nodes: int = 2, **env: str) -> Supervisor:
         """Start a rank; ``options`` come last and so override what stands here."""
         ray_port, status_port, serve_port = self.ports
         before, _, behind = " ".join(options).partition("-- ")
@@ -144,16 +140,12 @@ class Group:
         path = self.folder / "events"
         return [line.partition(" ")[2] for line in path.read_text().splitlines()] if path.exists() else []
 
-    def ask(
-        self, path: str, body: bytes | None = None, port: int | None = None
-    ) -> tuple[int, dict[str, Any]]:
+    def ask(self, path: str, body: bytes | None = None, port: int | None = None) -> tuple[int, dict[str, Any]]:
         """A request to the head's status server."""
         url = f"http://{ADDRESSES[0]}:{port or self.ports[1]}{path}"
         request = urllib.request.Request(url, data=body)
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                request, timeout=10
-            ) as answer:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())

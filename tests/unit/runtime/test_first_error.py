@@ -115,8 +115,7 @@ def test_rays_long_story_of_a_dead_worker_is_told_in_short() -> None:
         " Some common causes include: (1) SIGSEGV"
     )
     assert found(text) == (
-        "a Ray worker process died on 10.77.0.2:"
-        " Worker unexpectedly exits with a connection error code 2. End of file."
+        "a Ray worker process died on 10.77.0.2: Worker unexpectedly exits with a connection error code 2. End of file."
     )
 
 
@@ -136,9 +135,7 @@ def test_the_surroundings_and_the_end_are_shown() -> None:
 
 
 def test_prefixes_are_split_off() -> None:
-    line = (
-        "(EngineCore_DP0 pid=1) (RayWorkerWrapper pid=2, ip=192.0.2.1) ERROR 02-05 23:19:21 [a.py:12]   text"
-    )
+    line = "(EngineCore_DP0 pid=1) (RayWorkerWrapper pid=2, ip=192.0.2.1) ERROR 02-05 23:19:21 [a.py:12]   text"
     assert bare(line) == ("(EngineCore_DP0 pid=1)(RayWorkerWrapper pid=2, ip=192.0.2.1)", "ERROR", "  text")
     assert bare("2025-04-29 13:37:11,525 ERROR scripts.py:904 -- text") == ("", "ERROR", "text")
     assert bare("(pid=252) text") == ("(pid=252)", "", "text")

@@ -223,9 +223,7 @@ def test_ray_is_started_with_its_address_and_our_arguments_last() -> None:
     more = {"object_store_bytes": 5, "extra": ["--min-worker-port=1"]}
     head = ray_node.start_argv(head=True, node_address="10.0.0.1", **common, **more)  # type: ignore[arg-type]
     worker = ray_node.start_argv(head=False, node_address="10.0.0.2", **common, **more)  # type: ignore[arg-type]
-    assert " ".join(head).startswith(
-        "ray start --block --head --port 6379 --include-dashboard=false --temp-dir"
-    )
+    assert " ".join(head).startswith("ray start --block --head --port 6379 --include-dashboard=false --temp-dir")
     assert " ".join(worker).startswith("ray start --block --address 10.0.0.1:6379 --node-ip-address 10.0.0.2")
     assert head[-1] == worker[-1] == "--min-worker-port=1"
     assert "--port" not in worker and "--include-dashboard=false" not in worker  # Ray refuses both there
@@ -243,9 +241,7 @@ def test_vllm_gets_the_path_of_the_keys_and_no_key(tmp_path: Path) -> None:
     }
     env = vllm_server.serve_env({}, ray_address="a:1", package_root=root, api_key_file=None)
     assert env == {"RAY_ADDRESS": "a:1"}
-    argv = vllm_server.serve_argv(
-        model="/m", served_model_name="n", host="0.0.0.0", port=1, keyed=False, extra=["--x"]
-    )
+    argv = vllm_server.serve_argv(model="/m", served_model_name="n", host="0.0.0.0", port=1, keyed=False, extra=["--x"])
     assert "--middleware" not in argv and argv[-3:] == ["--distributed-executor-backend", "ray", "--x"]
 
 
@@ -254,9 +250,7 @@ def test_the_names_that_vllm_must_not_copy_are_added_to_what_is_there(tmp_path: 
     vllm_server.write_per_node_variables(path.parent)
     path.write_text('["MY_OWN"]')
     vllm_server.write_per_node_variables(path.parent)
-    assert {"MY_OWN", "VLLM_HOST_IP", "NCCL_IB_HCA", "GLOO_SOCKET_IFNAME"} <= set(
-        json.loads(path.read_text())
-    )
+    assert {"MY_OWN", "VLLM_HOST_IP", "NCCL_IB_HCA", "GLOO_SOCKET_IFNAME"} <= set(json.loads(path.read_text()))
     path.write_text("{")
     vllm_server.write_per_node_variables(path.parent)
     assert "MY_OWN" not in json.loads(path.read_text())

@@ -73,11 +73,7 @@ def test_a_lease_survives_its_way_over_the_wire(sent: LeaseRequest) -> None:
     assert LeaseRequest.from_json(sent.as_json()) == sent
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x)
-    )
-)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x)))
 def test_anything_else_is_a_bad_message_and_nothing_worse(value: object) -> None:
     for read in (LeaseRequest.from_json, LeaseReply.from_json):
         with pytest.raises(BadMessage):
