@@ -68,7 +68,7 @@ cluster = VllmRayCluster(
         group=group_name,
         nodes=nodes,
         image_id=image.image_id,
-        image_identity=image.identity,
+        known_image_id=image.known_id,
         files=files.placed(weights.folders),
         make_way=stack.make_way,
     ),

@@ -29,6 +29,8 @@ class ServingImageArgs:
 class ServingImage(pulumi.ComponentResource):
     """The serving image. Another image replaces every container of the group; destroy leaves images where they are."""
 
+    known_id: str
+    """The id if it is known before the image is on any node, else empty."""
     image_id: pulumi.Output[str]
     """Local image id. Known in preview for an archive and a local id; for a registry name, once it has been pulled."""
 
@@ -50,6 +52,6 @@ class ServingImage(pulumi.ComponentResource):
             nodes=[node.args.node.name for node in args.nodes],
             opts=pulumi.ResourceOptions(parent=self, depends_on=[node.host for node in args.nodes]),
         )
-        self.identity = known or str(image.registry)
+        self.known_id = known
         self.image_id = pulumi.Output.from_input(known) if known else self.copy.found_id
         self.register_outputs({"image_id": self.image_id})

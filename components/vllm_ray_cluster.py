@@ -42,8 +42,8 @@ class VllmRayClusterArgs:
     """All nodes of the stack by name."""
     image_id: pulumi.Output[str]
     """Local id of the serving image."""
-    image_identity: str
-    """What stands for the image in the deployment's id; known also before the image is on any node."""
+    known_image_id: str
+    """The id if it is known before the image is on any node, else empty."""
     files: GroupFiles
     """Where runtime, patches and weights lie."""
     make_way: Callable[[str, str], None]
@@ -68,14 +68,23 @@ class VllmRayCluster(pulumi.ComponentResource):
         self._group = args.settings.groups[args.group]
         members = [args.nodes[node] for node in self._group.nodes]
         key = self._api_key(name, members[0])
-        plan = plan_group(args.settings, args.group, args.stack, args.image_identity, args.files)
+        plan = self._plan(args.known_image_id)
+        # Where only a pull will tell the id, the deployment's is told then too: ranks of two images must never join.
+        deployment: pulumi.Input[str] = plan.deployment
+        if not args.known_image_id:
+            deployment = args.image_id.apply(lambda image_id: self._plan(image_id).deployment)
+        self._deployment = deployment
         containers = [self._container(name, rank, node, plan, key) for rank, node in enumerate(members)]
-        gate = self._gate(name, members, plan, containers, key)
+        gate = self._gate(name, members, containers, key)
         self.endpoint = pulumi.Output.all(gate.id, public_endpoint(args.settings, args.group)).apply(
             lambda v: str(v[1])
         )
         self.api_key = key.api_key if key is not None else None
         self.register_outputs({"endpoint": self.endpoint})
+
+    def _plan(self, image_id: str) -> GroupPlan:
+        args = self._args
+        return plan_group(args.settings, args.group, args.stack, image_id, args.files)
 
     def _api_key(self, name: str, head: SparkNode) -> ApiKey | None:
         source = self._group.serving.api_key
@@ -120,9 +129,9 @@ class VllmRayCluster(pulumi.ComponentResource):
             name=rank_name,
             image=args.image_id,
             entrypoints=list(spec.entrypoint),
-            command=list(spec.command),
+            command=[self._deployment if word == plan.deployment else word for word in spec.command],
             envs=list(spec.environment),
-            labels=_labels(spec),
+            labels=_labels({**spec.labels, "spark-vllm.deployment": self._deployment}),
             mounts=_mounts(spec),
             devices=_devices(spec),
             gpus=spec.gpus,
@@ -154,7 +163,6 @@ class VllmRayCluster(pulumi.ComponentResource):
         self,
         name: str,
         members: Sequence[SparkNode],
-        plan: GroupPlan,
         containers: Sequence[docker.Container],
         key: ApiKey | None,
     ) -> EndpointGate:
@@ -172,7 +180,7 @@ class VllmRayCluster(pulumi.ComponentResource):
                 }
                 for rank, node in enumerate(members)
             ],
-            deployment=plan.deployment,
+            deployment=self._deployment,
             endpoint=public_endpoint(args.settings, args.group),
             model=self._group.model.served_name,
             key_path=key_path(members[0].folder, args.group) if key is not None else "",
@@ -186,8 +194,8 @@ def args_dependencies(key: ApiKey | None) -> list[pulumi.Resource]:
     return [key] if key is not None else []
 
 
-def _labels(spec: RankContainer) -> list[docker.ContainerLabelArgs]:
-    return [docker.ContainerLabelArgs(label=key, value=value) for key, value in sorted(spec.labels.items())]
+def _labels(labels: Mapping[str, pulumi.Input[str]]) -> list[docker.ContainerLabelArgs]:
+    return [docker.ContainerLabelArgs(label=key, value=labels[key]) for key in sorted(labels)]
 
 
 def _mounts(spec: RankContainer) -> list[docker.ContainerMountArgs]:

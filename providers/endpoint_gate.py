@@ -15,11 +15,10 @@ from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, Upda
 from providers._adapter import SparkProvider, each_node, say, told
 from providers.connections import Run
 from spark_core.api_key import read_key
-from spark_core.containers import stop_container
+from spark_core.containers import restart_container, stop_container
 from spark_core.errors import GateError
 from spark_core.gate import (
     Rank,
-    RankState,
     ask_new_generation,
     complete,
     drift_of,
@@ -83,13 +82,20 @@ class EndpointGateProvider(SparkProvider):
     def _renew(self, ranks: list[Rank], fresh: set[str]) -> tuple[str, int] | None:
         """Ask the head for a new generation where the present one cannot serve any more.
 
-        The head is asked only if its own container stayed: a new one begins anew by itself.
+        A supervisor that is stuck cannot be asked: its container is restarted. A new head begins anew by itself.
+
+        Returns:
+            The generation that does not count any more, or None if the present one may still come to serve.
         """
-        head: RankState = observe_rank(ranks[0])
-        stayed = head.running and head.container_id not in fresh
-        if not stayed or head.generation is None:
+        states = [observe_rank(rank) for rank in ranks]
+        stuck = [rank for rank, state in zip(ranks, states, strict=True) if state.silent]
+        for rank in stuck:
+            say(f"{rank.transport.node}: restarting {rank.container}, whose supervisor is stuck")
+            restart_container(rank.transport, rank.container)
+        head = states[0]
+        if not head.running or head.container_id in fresh or head.silent or head.generation is None:
             return None
-        if head.phase == "failed" or fresh:
+        if head.phase == "failed" or fresh or stuck:
             ask_new_generation(ranks[0], self.run.settings.image.python)
             return head.generation
         return None

@@ -77,6 +77,15 @@ def stop_container(transport: Transport, name: str) -> None:
     )
 
 
+def restart_container(transport: Transport, name: str) -> None:
+    """Stop a container and start it again."""
+    run_checked(
+        transport,
+        command("docker", "restart", "-t", str(STOP_TIMEOUT_S), name, timeout_s=STOP_TIMEOUT_S + 30),
+        purpose=f"expected to restart the container {name}",
+    )
+
+
 def remove_labelled(transport: Transport, stack: str) -> None:
     """Remove every container and volume that carries the stack's label."""
     run_checked(

@@ -23,14 +23,15 @@ from spark_core.group import RUNTIME_TARGET
 from spark_core.transport.base import Transport, command, parse_sections, run_checked, script
 
 POLL_S = 1.0
-STALL_S = 900.0
-"""Without any change of phase, progress or log for this long, the start has stalled (settings: start_timeout_s)."""
+SILENT_S = 90.0
+"""A supervisor that has not written its status for this long is stuck; generous: a loading node can be starved."""
 
 _OBSERVE = """
 id=$(docker ps -aq --no-trunc --filter "name=^/$1$")
 echo '=== container'
 if [ -n "$id" ]; then docker inspect --format '{{json .State}}' "$1"; else echo null; fi
 echo '=== id'; echo "$id"
+echo '=== now'; date +%s
 echo '=== status'; cat "$2/status.json" 2>/dev/null || echo null
 """
 
@@ -47,6 +48,7 @@ class RankState:
         exit_code: Exit status of a container that does not run.
         oom_killed: Whether the kernel killed it for memory.
         started_at: Docker's text for when it was started.
+        silent_s: Seconds since the supervisor wrote its status, by the node's own clock.
         status: The supervisor's own status, or None if it has not written one since the container was started.
     """
 
@@ -58,6 +60,12 @@ class RankState:
     oom_killed: bool
     started_at: str
     status: Mapping[str, Any] | None = field(default=None)
+    silent_s: float = 0.0
+
+    @property
+    def silent(self) -> bool:
+        """Whether the supervisor runs and has long not said anything: it writes every second or two."""
+        return self.running and self.silent_s > SILENT_S
 
     @property
     def phase(self) -> str:
@@ -115,6 +123,7 @@ def parse_rank_state(node: str, rank: int, text: str) -> RankState:
         oom_killed=bool(container.get("OOMKilled")),
         started_at=started,
         status=status,
+        silent_s=_silence(status, sections.get("now", "")),
     )
 
 
@@ -123,6 +132,8 @@ def drift_of(states: Sequence[RankState]) -> str:
     for state in states:
         if state.phase in ("no container", "container stopped"):
             return f"{state.node}: {state.phase}"
+        if state.silent:
+            return f"{state.node}: supervisor silent"
     head = states[0]
     if head.phase != "serving":
         return f"{head.node}: {head.phase}"
@@ -320,6 +331,14 @@ def _json(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _silence(status: Mapping[str, Any] | None, now: str) -> float:
+    """Seconds since a status was written; none counts as just now, since a container may just have started."""
+    updated = (status or {}).get("updated")
+    if not isinstance(updated, int | float) or not now.strip().isdigit():
+        return 0.0
+    return max(0.0, float(now) - float(updated))
 
 
 def _written_since(status: Mapping[str, Any], started_at: str) -> bool:

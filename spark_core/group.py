@@ -131,16 +131,15 @@ class GroupFiles:
     weights: dict[str, str]
 
 
-def plan_group(settings: Settings, group_name: str, stack: str, image_identity: str, files: GroupFiles) -> GroupPlan:
+def plan_group(settings: Settings, group_name: str, stack: str, image_id: str, files: GroupFiles) -> GroupPlan:
     """Render the containers of a group.
 
     Args:
-        image_identity: What stands for the image in the deployment's id: its local id, or the registry's name for it
-            where only a pull will tell the id.
+        image_id: Local id of the image; part of the deployment's id.
     """
     group = settings.groups[group_name]
     drafts = [_container(settings, group_name, stack, files, rank) for rank in range(len(group.nodes))]
-    text = json.dumps([image_identity, [_canonical(draft) for draft in drafts]], sort_keys=True)
+    text = json.dumps([image_id, [_canonical(draft) for draft in drafts]], sort_keys=True)
     deployment = hashlib.sha256(text.encode()).hexdigest()[:12]
     finished = tuple(
         replace(

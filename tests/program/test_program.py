@@ -204,14 +204,17 @@ def test_what_only_up_can_know_is_unknown_in_preview() -> None:
     }
 
 
-def test_in_preview_a_floating_image_leaves_nothing_unknown_but_the_image() -> None:
+def test_in_preview_a_floating_image_leaves_nothing_unknown_but_the_image_and_the_deployment() -> None:
     preview = rendered("spark", preview=True)
     for item in preview.of_type("Container"):
         up = rendered("spark").by_name[f"Container {item['name']}"]["inputs"]
         different = {key for key in up if item["inputs"].get(key) != up[key]}
-        assert different == {"image"}
-    gate = preview.by_name["EndpointGate main-gate"]["inputs"]
-    assert gate["deployment"] == rendered("spark").by_name["EndpointGate main-gate"]["inputs"]["deployment"]
+        assert different == {"image", "command", "labels"}
+        words = zip(item["inputs"]["command"], up["command"], strict=True)
+        assert [place for place, (mine, theirs) in enumerate(words) if mine != theirs] == [2]
+        assert up["command"][1] == "--deployment"
+        labels = zip(item["inputs"]["labels"], up["labels"], strict=True)
+        assert [theirs["label"] for mine, theirs in labels if mine != theirs] == ["spark-vllm.deployment"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import socket
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from spark_core.errors import CommandError, GateError, UnreachableError
 from spark_core.gate import (
+    SILENT_S,
     Rank,
     RankState,
     ask_new_generation,
@@ -398,3 +400,24 @@ def test_a_refused_connection_is_told_with_what_to_check() -> None:
             complete(url, "qwen", MARKER, timeout_s=20)
     assert "Connection refused" in failed.value.line
     assert "blocks the port" in failed.value.do
+
+
+def test_a_supervisor_that_has_long_said_nothing_is_not_serving() -> None:
+    states = [serving_state("spark-a", 0), replace(serving_state("spark-b", 1), silent_s=SILENT_S + 1)]
+    assert drift_of(states) == "spark-b: supervisor silent"
+    assert drift_of([serving_state("spark-a", 0), serving_state("spark-b", 1)]) == "serving"
+
+
+def test_silence_is_measured_by_the_nodes_own_clock() -> None:
+    status = json.dumps({"phase": "serving", "updated": 1_700_000_000})
+    text = (
+        '=== container\n{"Running": true, "StartedAt": "2023-11-14T00:00:00Z"}\n=== id\nabc\n'
+        f"=== now\n1700000200\n=== status\n{status}\n"
+    )
+    state = parse_rank_state("spark-a", 0, text)
+    assert state.silent_s == 200 and state.silent
+
+
+def serving_state(node: str, rank: int) -> RankState:
+    status = {"phase": "serving", "generation": {"head_incarnation": "abc", "n": 1}}
+    return RankState(node, rank, "id", True, 0, False, "2026-01-01T00:00:00Z", status)
