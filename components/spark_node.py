@@ -17,8 +17,13 @@ from providers.node_host import NodeHost
 from providers.node_journal import NodeJournal
 from spark_core.errors import SparkError
 from spark_core.journal import StackFolder
-from spark_core.settings import NodeSettings, Settings
+from spark_core.settings import NodeSettings, Settings, SetupCommand
 from spark_core.transport.connection import Connection, jump_of
+
+_OF_THIS_CONTROLLER = tuple(
+    f"connection.{hop}{name}" for hop in ("", "proxy.") for name in ("agentSocketPath", "privateKey")
+)
+"""What differs between the machines that may run this program, and must not count as a change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +105,25 @@ class SparkNode(pulumi.ComponentResource):
             )
 
     def _run_setup(self, name: str) -> None:
+        before: list[pulumi.Resource] = []
         for setup in self.args.settings.host.setup:
-            command.remote.Command(
-                f"{name}-setup-{setup.name}",
-                connection=self._connection(),
-                create=setup.create,
-                delete=setup.delete,
-                add_previous_output_in_env=False,
-                opts=self._command_options(),
-            )
+            before = [self._setup_command(name, setup, before)]
 
-    def _command_options(self) -> pulumi.ResourceOptions:
-        # Another laptop or a CI runner has another agent: that must not run anything again.
-        return pulumi.ResourceOptions(parent=self, depends_on=[self.host], ignore_changes=["connection"])
+    def _setup_command(self, name: str, setup: SetupCommand, before: list[pulumi.Resource]) -> command.remote.Command:
+        return command.remote.Command(
+            f"{name}-setup-{setup.name}",
+            connection=self._connection(),
+            create=setup.create,
+            delete=setup.delete,
+            add_previous_output_in_env=False,
+            opts=self._command_options(before),
+        )
+
+    def _command_options(self, before: Sequence[pulumi.Resource] = ()) -> pulumi.ResourceOptions:
+        # Another laptop or a CI runner has another agent and another key: that must not run anything again.
+        return pulumi.ResourceOptions(
+            parent=self, depends_on=[self.host, *before], ignore_changes=list(_OF_THIS_CONTROLLER)
+        )
 
     def _connection(self) -> command.remote.ConnectionArgs:
         """pulumi-command has an SSH of its own, without ssh_config: it gets what ``ssh -G`` resolved."""
@@ -142,11 +153,6 @@ def _dial(connection: Connection) -> dict[str, Any]:
 
 
 def _key_material(connection: Connection) -> pulumi.Output[str] | None:
-    """The private key, as a secret, only where there is no agent that could be asked instead."""
-    if connection.has_agent:
-        return None
-    for file in connection.identity_files:
-        path = Path(file)
-        if path.is_file():
-            return pulumi.Output.secret(path.read_text())
-    return None
+    """The private key, as a secret, only where there is no agent with a key that could be asked instead."""
+    key = None if connection.has_agent else connection.private_key()
+    return pulumi.Output.secret(key) if key is not None else None

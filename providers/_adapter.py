@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pulumi.dynamic import ConfigureRequest, DiffResult, ResourceProvider
 
+from providers.cancel import check_cancel, listen
 from providers.connections import Run, raw_configuration, run_of
 from spark_core.errors import SparkError, join_errors
 from spark_core.journal import StackFolder
@@ -59,6 +60,7 @@ class SparkProvider(ResourceProvider):
 
     @told
     def configure(self, req: ConfigureRequest) -> None:
+        listen()
         self._run = run_of(raw_configuration(req.config.get))
 
     @property
@@ -107,6 +109,12 @@ def each_node(nodes: Sequence[str], work: Callable[[str], R]) -> dict[str, R]:
     if errors:
         raise join_errors(errors)
     return {node: future.result() for node, future in futures.items()}
+
+
+def report(text: str) -> None:
+    """One line of progress of an operation that can be interrupted at this point."""
+    check_cancel("what has arrived whole is kept")
+    say(text)
 
 
 def say(text: str) -> None:

@@ -13,6 +13,7 @@ import pulumi
 from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, each_node, say, told
+from providers.cancel import CANCELLED, check_cancel
 from providers.connections import Run
 from spark_core.api_key import read_key
 from spark_core.containers import restart_container, stop_container
@@ -42,12 +43,12 @@ class EndpointGateProvider(SparkProvider):
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:
-        self._pass(props, fresh=set(props["containers"]))
+        self._pass(props)
         return CreateResult(f"{props['stack']}/{props['group']}", dict(props))
 
     @told
-    def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
-        self._pass(news, fresh=set(news["containers"]) - set(olds.get("containers") or []))
+    def update(self, _id: str, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
+        self._pass(news)
         return UpdateResult(dict(news))
 
     @told
@@ -66,11 +67,13 @@ class EndpointGateProvider(SparkProvider):
         for rank in _ranks(self.run, props):
             stop_container(rank.transport, rank.container)
 
-    def _pass(self, props: Mapping[str, Any], fresh: set[str]) -> None:
+    def _pass(self, props: Mapping[str, Any]) -> None:
         group = self.run.settings.groups[props["group"]]
         ranks = _ranks(self.run, props)
-        newer_than = self._renew(ranks, fresh)
-        states = wait_until_serving(ranks, stall_s=group.serving.start_timeout_s, progress=say, newer_than=newer_than)
+        newer_than = self._renew(ranks)
+        states = wait_until_serving(
+            ranks, stall_s=group.serving.start_timeout_s, progress=say, newer_than=newer_than, sleep=_pause
+        )
         key = read_key(ranks[0].transport, props["key_path"]) if props["key_path"] else None
         try:
             done = complete(str(props["endpoint"]), str(props["model"]), key, timeout_s=group.serving.canary_timeout_s)
@@ -79,7 +82,7 @@ class EndpointGateProvider(SparkProvider):
             raise first or error from None
         say(f"{props['endpoint']}: a completion came back in {done.seconds:.1f} s, {len(states)} ranks serve")
 
-    def _renew(self, ranks: list[Rank], fresh: set[str]) -> tuple[str, int] | None:
+    def _renew(self, ranks: list[Rank]) -> tuple[str, int] | None:
         """Ask the head for a new generation where the present one cannot serve any more.
 
         A supervisor that is stuck cannot be asked: its container is restarted. A new head begins anew by itself.
@@ -93,12 +96,21 @@ class EndpointGateProvider(SparkProvider):
             say(f"{rank.transport.node}: restarting {rank.container}, whose supervisor is stuck")
             restart_container(rank.transport, rank.container)
         head = states[0]
-        if not head.running or head.container_id in fresh or head.silent or head.generation is None:
+        if not head.running or head.silent or head.generation is None:
             return None
-        if head.phase == "failed" or fresh or stuck:
+        # A head that has failed stays so until it is asked, whoever started it. One that serves while another rank is
+        # not in its generation has not noticed yet. One that is starting does what it would be asked for already.
+        lost = head.phase in ("serving", "canary") and any(state.generation != head.generation for state in states[1:])
+        if head.phase == "failed" or lost or stuck:
             ask_new_generation(ranks[0], self.run.settings.image.python)
             return head.generation
         return None
+
+
+def _pause(seconds: float) -> None:
+    """Between two looks at the ranks: the point at which an interrupted gate lets the group load on."""
+    check_cancel("the group goes on loading by itself")
+    CANCELLED.wait(seconds)
 
 
 def _ranks(run: Run, props: Mapping[str, Any]) -> list[Rank]:

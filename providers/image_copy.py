@@ -11,7 +11,7 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, each_node, say, told
+from providers._adapter import SparkProvider, each_node, report, told
 from spark_core.image import ImageFacts, ensure_image, observe_image, require_parity
 
 INPUTS = ("stack", "source", "image_id", "nodes")
@@ -54,7 +54,7 @@ class ImageCopyProvider(SparkProvider):
         settings = self.run.settings.image
 
         def bring(node: str) -> ImageFacts:
-            return ensure_image(self.run.transport(node), settings, image_id, say)
+            return ensure_image(self.run.transport(node), settings, image_id, report)
 
         return require_parity(each_node(list(props["nodes"]), bring))
 

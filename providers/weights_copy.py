@@ -12,7 +12,7 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, each_node, say, told
+from providers._adapter import SparkProvider, each_node, report, told
 from spark_core.errors import SparkError
 from spark_core.weights import copy_weights, local_manifest, observe_weights, verify_in_place
 
@@ -77,7 +77,7 @@ class WeightsCopyProvider(SparkProvider):
                     where="model.source",
                     do="the directory changed while this ran; run up again",
                 )
-            copy_weights(self.run.transport(node), directory, folders[node], wanted, roots[node], say)
+            copy_weights(self.run.transport(node), directory, folders[node], wanted, roots[node], report)
 
         each_node(list(folders), copy)
         return wanted.revision

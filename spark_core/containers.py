@@ -42,6 +42,18 @@ def make_way(transport: Transport, name: str, stack: str) -> str | None:
         )
     found = json.loads(result.stdout)[0]
     labels = found["Config"].get("Labels") or {}
+    entrypoint = found["Config"].get("Entrypoint") or []
+    if (
+        labels.get(f"{LABEL}.stack") == stack
+        and (found.get("State") or {}).get("Running")
+        and len(entrypoint) == 2
+        and transport.run(command("docker", "exec", name, *entrypoint, "status", timeout_s=30)).ok
+    ):
+        raise ForeignObjectError(
+            f"expected no container named {name}, found one of a stack {stack} that serves and is not in this state",
+            where=transport.node,
+            do="use the backend that holds its state; if that state is lost, remove the container by hand first",
+        )
     if labels.get(f"{LABEL}.stack") != stack:
         raise ForeignObjectError(
             f"expected no container named {name}, found one that is not ours "

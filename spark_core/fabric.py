@@ -19,6 +19,7 @@ from spark_core.transport.ssh import write_file
 _OBSERVE = """
 first_line() { cat "$1" 2>/dev/null || echo "$2"; }
 echo '=== links'; ip -j address show
+echo '=== management'; set -- ${SSH_CONNECTION:-}; ip -o address show | grep -F " ${3:-none}/" | head -1 || true
 echo '=== carrier'
 for d in /sys/class/net/*; do printf '%s %s\\n' "${d##*/}" "$(first_line "$d/carrier" 0)"; done
 echo '=== hcas'
@@ -49,20 +50,29 @@ class Link:
     Attributes:
         mtu_bytes: Its MTU.
         addresses: IPv4 addresses with prefix length.
-        carrier: Whether a cable with a live peer is plugged in.
+        carrier: Whether a cable with a live peer is plugged in; a link that is down cannot tell.
+        up: Whether it is administratively up.
     """
 
     mtu_bytes: int
     addresses: tuple[str, ...]
     carrier: bool
+    up: bool = True
 
 
 @dataclass(frozen=True)
 class FabricFacts:
-    """All interfaces of a node, and its RDMA devices with the state of their port."""
+    """The network of a node.
+
+    Attributes:
+        links: All interfaces.
+        hcas: RDMA devices with the state of their port.
+        management: The interface that our own connection comes in by, or None if that cannot be told.
+    """
 
     links: dict[str, Link]
     hcas: dict[str, str]
+    management: str | None = None
 
 
 def observe_fabric(transport: Transport) -> FabricFacts:
@@ -100,13 +110,14 @@ def parse_fabric(text: str) -> FabricFacts:
         addresses = tuple(
             f"{a['local']}/{a['prefixlen']}" for a in item.get("addr_info", []) if a.get("family") == "inet"
         )
-        links[name] = Link(int(item["mtu"]), addresses, carrier.get(name) == "1")
+        links[name] = Link(int(item["mtu"]), addresses, carrier.get(name) == "1", "UP" in item.get("flags", ["UP"]))
     hcas = {}
     for line in sections.get("hcas", "").splitlines():
         name, _, state = line.strip().partition(" ")
         if name:
             hcas[name] = state.rpartition(": ")[2] or state
-    return FabricFacts(links, hcas)
+    words = sections.get("management", "").split()
+    return FabricFacts(links, hcas, words[1].split("@")[0] if len(words) > 1 else None)
 
 
 def render_netplan(interfaces: Sequence[FabricInterface], mtu_bytes: int) -> str:
@@ -199,6 +210,13 @@ def apply_fabric(
             where=f"{transport.node} (nodes[].fabric)",
             do="check the cable (an uncabled port of a Spark has no interface at all), or correct the name",
         )
+    for interface in interfaces:
+        if interface.netdev == facts.management:
+            raise CommandError(
+                f"expected a fabric interface, found that {interface.netdev} is the one we are connected by",
+                where=f"{transport.node} (nodes[].fabric)",
+                do="name the fabric's interface; the management interface is never changed",
+            )
     text = render_netplan(interfaces, mtu_bytes)
     if observe_netplan_file(transport, path) != text:
         record_file(transport, folder, path)
@@ -227,13 +245,24 @@ def _record_link(
 ) -> None:
     """Write down an interface before it is changed, with the address that it is about to get from us."""
     if known is not None:
-        if interface.address not in known.added:
+        if interface.address not in (*known.added, *known.addresses):
             amend(transport, folder, replace(known, added=[*known.added, interface.address]))
         return
     added = [] if interface.address in link.addresses else [interface.address]
     parameters = observe_link_parameters(transport, interface.netdev)
-    entry = JournalEntry("link", interface.netdev, str(link.mtu_bytes), added=added, parameters=parameters)
-    record(transport, folder, entry)
+    record(
+        transport,
+        folder,
+        JournalEntry(
+            "link",
+            interface.netdev,
+            str(link.mtu_bytes),
+            up=link.up,
+            addresses=link.addresses,
+            added=added,
+            parameters=parameters,
+        ),
+    )
 
 
 def undo_fabric(transport: Transport, folder: StackFolder, netdevs: Sequence[str], path: str) -> None:

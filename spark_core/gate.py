@@ -18,11 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_core.errors import GateError, SparkError
+from spark_core.errors import CommandError, GateError, SparkError, UnreachableError
 from spark_core.group import RUNTIME_TARGET
 from spark_core.transport.base import Transport, command, parse_sections, run_checked, script
 
 POLL_S = 1.0
+UNANSWERED_LOOKS = 5
+CRASH_LOOP_RESTARTS = 3
 SILENT_S = 90.0
 """A supervisor that has not written its status for this long is stuck; generous: a loading node can be starved."""
 
@@ -30,6 +32,8 @@ _OBSERVE = """
 id=$(docker ps -aq --no-trunc --filter "name=^/$1$")
 echo '=== container'
 if [ -n "$id" ]; then docker inspect --format '{{json .State}}' "$1"; else echo null; fi
+echo '=== restarts'
+if [ -n "$id" ]; then docker inspect --format '{{.RestartCount}}' "$1"; fi
 echo '=== id'; echo "$id"
 echo '=== now'; date +%s
 echo '=== status'; cat "$2/status.json" 2>/dev/null || echo null
@@ -48,6 +52,7 @@ class RankState:
         exit_code: Exit status of a container that does not run.
         oom_killed: Whether the kernel killed it for memory.
         started_at: Docker's text for when it was started.
+        restarts: How often Docker has restarted the container by itself.
         silent_s: Seconds since the supervisor wrote its status, by the node's own clock.
         status: The supervisor's own status, or None if it has not written one since the container was started.
     """
@@ -60,6 +65,7 @@ class RankState:
     oom_killed: bool
     started_at: str
     status: Mapping[str, Any] | None = field(default=None)
+    restarts: int = 0
     silent_s: float = 0.0
 
     @property
@@ -123,6 +129,7 @@ def parse_rank_state(node: str, rank: int, text: str) -> RankState:
         oom_killed=bool(container.get("OOMKilled")),
         started_at=started,
         status=status,
+        restarts=int(sections.get("restarts", "").strip() or 0),
         silent_s=_silence(status, sections.get("now", "")),
     )
 
@@ -167,9 +174,20 @@ def wait_until_serving(
     """
     last_said: dict[int, str] = {}
     last_mark: object = None
+    unanswered = 0
     moved_at = clock()
     while True:
-        states = [observe_rank(rank) for rank in ranks]
+        try:
+            states = [observe_rank(rank) for rank in ranks]
+            unanswered = 0
+        except (UnreachableError, CommandError) as error:
+            # A loading node can be starved for a while; only a node that stays away ends the wait.
+            unanswered += 1
+            if unanswered > UNANSWERED_LOOKS:
+                raise
+            progress(f"{error.line} (looking again)")
+            sleep(POLL_S)
+            continue
         for state in states:
             said = _describe(state)
             if last_said.get(state.rank) != said:
@@ -203,7 +221,10 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
     A rank's own account of its first error is preferred to a container that stopped, and the earliest account wins:
     the others usually only say that their peer went away.
     """
-    accounts = [(_time_of(account), state, account) for state in states if (account := _account(state))]
+    # An account of an earlier generation counts no more: its rank has only not yet heard of the new one.
+    head = states[0]
+    present = [state for state in states if not head.running or state.generation in (None, head.generation)]
+    accounts = [(_time_of(account), state, account) for state in present if (account := _account(state))]
     if accounts:
         _, state, first = min(accounts, key=lambda found: found[0])
         return GateError(
@@ -217,6 +238,13 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
             return GateError(
                 f"expected the container {rank.container}, found none", where=state.node, do="run up again"
             )
+        if state.restarts >= CRASH_LOOP_RESTARTS and state.status is None:
+            return GateError(
+                f"expected the container {rank.container} to start, found that it ended {state.restarts} times at once",
+                where=f"{state.node}, rank {state.rank}",
+                do="read its last lines below: the supervisor itself cannot run in this image",
+                evidence=_log_tail(rank),
+            )
         if state.phase == "container stopped":
             oom = ", killed by the kernel for memory" if state.oom_killed else ""
             return GateError(
@@ -225,7 +253,7 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
                 do="read its last lines below; run up again to start it",
                 evidence=_log_tail(rank),
             )
-        if state.phase == "failed":
+        if state.phase == "failed" and state in present:
             return GateError(
                 "the rank failed without an account of it",
                 where=f"{state.node}, rank {state.rank}",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_core.errors import CommandError, ObservationError
-from spark_core.journal import JournalEntry, StackFolder, record, undo
+from spark_core.journal import JournalEntry, StackFolder, read_journal, record, undo
 from spark_core.transport.base import Command, Transport, command, parse_sections, run_checked, script
 
 _FACTS = """
@@ -21,9 +21,13 @@ echo '=== memory'; grep -E '^(MemTotal|MemAvailable|SwapTotal):' /proc/meminfo
 echo '=== disk'; d="$1"; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -B1 --output=avail "$d" | tail -1
 echo '=== docker'
 if ! command -v docker >/dev/null; then echo missing
-else docker version --format '{{.Server.Version}} {{.Server.Arch}}' 2>&1 || true; fi
+else
+  timeout -k 1 8 docker version --format '{{.Server.Version}} {{.Server.Arch}}' 2>&1 ||
+    case $? in 124 | 137) echo no-answer ;; esac
+fi
 echo '=== gpu'
-command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || true
+command -v nvidia-smi >/dev/null &&
+  timeout -k 1 8 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || true
 """
 
 
@@ -108,6 +112,8 @@ def parse_docker_version(text: str) -> tuple[str | None, str | None]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines == ["missing"]:
         return None, "no docker command on the PATH of a non-interactive shell"
+    if lines[-1:] == ["no-answer"]:
+        return None, "the Docker daemon does not answer in 8 s"
     for line in lines:
         words = line.split()
         if len(words) == 2 and words[0][:1].isdigit():
@@ -121,19 +127,42 @@ def parse_docker_version(text: str) -> tuple[str | None, str | None]:
 
 
 def observe_sysctls(transport: Transport, names: list[str]) -> dict[str, str | None]:
-    """Current value of each kernel parameter, blanks made single; None where the kernel has no such parameter."""
+    """Current value of each kernel parameter, blanks made single; None where the kernel has no such parameter.
+
+    One that only root can read is read by root.
+
+    Raises:
+        CommandError: a parameter is there and cannot be read; that is not "absent".
+    """
     if not names:
         return {}
     text = run_checked(
         transport,
         # /proc and not the sysctl command, which is not on the PATH of an unprivileged shell everywhere.
         script(
-            'for k in "$@"; do echo "=== $k"; cat "/proc/sys/${k//.//}" 2>/dev/null || echo "--absent--"; done', *names
+            'for k in "$@"; do echo "=== $k"; f="/proc/sys/${k//.//}"; if [ ! -e "$f" ]; then echo "--absent--"; '
+            'else cat "$f" 2>/dev/null || echo "--unreadable--"; fi; done',
+            *names,
         ),
         purpose="expected to read kernel parameters",
     )
-    found = {key: " ".join(value.split()) for key, value in parse_sections(text).items()}
-    return {name: None if found.get(name, "--absent--") == "--absent--" else found[name] for name in names}
+    sections = parse_sections(text)
+    found: dict[str, str | None] = {}
+    for name in names:
+        if name not in sections:
+            raise ObservationError(
+                f"expected the kernel parameter {name} in the answer, found none", where=transport.node
+            )
+        value = sections[name]
+        if "--unreadable--" in value.splitlines():
+            value = run_checked(
+                transport,
+                script('cat "/proc/sys/${1//.//}"', name, sudo=True),
+                purpose=f"expected to read the kernel parameter {name}",
+                setting="host.sysctls",
+            )
+        found[name] = None if value.strip() == "--absent--" else " ".join(value.split())
+    return found
 
 
 def plan_sysctls(wanted: Mapping[str, str], found: Mapping[str, str | None]) -> list[Command]:
@@ -163,10 +192,13 @@ def apply_sysctls(
             where=f"{transport.node} (host.sysctls)",
             do="correct the name; a module that is not loaded has no parameters yet",
         )
+    known = {entry.target for entry in read_journal(transport, folder) if entry.kind == "sysctl"} if wanted else set()
+    # Also what already has its wanted value: after a drift and its repair, the drift's value must not pass for the old.
+    for name in sorted(set(wanted) - known):
+        record(transport, folder, JournalEntry("sysctl", name, found[name]))
     commands = plan_sysctls(wanted, found)
     for cmd in commands:
         name = cmd.argv[-1].split("=", 1)[0]
-        record(transport, folder, JournalEntry("sysctl", name, found[name]))
         run_checked(transport, cmd, purpose=f"expected to set {name}", setting="host.sysctls")
     after = observe_sysctls(transport, sorted(wanted)) if commands else found
     wrong = [name for name, value in wanted.items() if after[name] != " ".join(value.split())]
@@ -183,7 +215,8 @@ _PRUNE = """
 cd "$1" 2>/dev/null || exit 0
 shift
 ids=$(docker ps -aq)
-used=$(for c in $ids; do docker inspect --format '{{range .Mounts}}{{.Source}} {{end}}' "$c"; done)
+used=
+if [ -n "$ids" ]; then used=$(docker inspect --format '{{range .Mounts}}{{.Source}} {{end}}' $ids); fi
 for d in *; do
   [ -d "$d" ] || continue
   case " $* " in *" $d "*) continue ;; esac

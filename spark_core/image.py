@@ -17,7 +17,7 @@ from typing import IO
 
 from spark_core.errors import CommandError, SettingsError, SparkError
 from spark_core.settings.image import ImageSettings
-from spark_core.transport.base import Transport, command, run_checked, script, tail_lines
+from spark_core.transport.base import Transport, command, run_checked, tail_lines
 
 LOAD_TIMEOUT_S = 3600
 PULL_TIMEOUT_S = 4 * 3600
@@ -77,6 +77,7 @@ def observe_image(transport: Transport, reference: str) -> ImageFacts | None:
             "--format",
             '{"image_id":{{json .Id}},"architecture":{{json .Architecture}},"layers":{{json .RootFS.Layers}}}',
             reference,
+            purpose=f"expected to learn whether image {reference} is there",
         )
     )
     if result.ok:
@@ -91,12 +92,20 @@ def observe_image(transport: Transport, reference: str) -> ImageFacts | None:
 
 
 def load_archive(transport: Transport, archive: str, progress: Progress) -> None:
-    """Load a docker-save archive of the controller into a node's daemon. Layers that are there are not stored again."""
+    """Load a docker-save archive of the controller into a node's daemon. Layers that are there are not stored again.
+
+    Raises:
+        SparkError: the archive cannot be read, or docker does not take it.
+    """
     path = Path(archive).expanduser()
-    total = path.stat().st_size
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+        total = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(archive, error) from error
+    with file:
         result = transport.stream(
-            command("docker", "load", "-q", timeout_s=LOAD_TIMEOUT_S),
+            command("docker", "load", "-q", timeout_s=LOAD_TIMEOUT_S, purpose=f"expected docker to load {archive}"),
             _chunks(file, total, lambda text: progress(f"{transport.node}: image {text}")),
         )
     if not result.ok:
@@ -143,13 +152,16 @@ def ensure_image(transport: Transport, settings: ImageSettings, image_id: str | 
             )
         facts = observe_image(transport, wanted)
         if facts is None:
-            raise CommandError(f"expected the image {wanted} after bringing it, found none", where=transport.node)
+            raise CommandError(
+                f"expected the image {wanted} after bringing it, found none",
+                where=transport.node,
+                do="the node's Docker probably uses the containerd image store, where the id of the archive's image is "
+                "another number: use image.registry, or the classic image store on this node"
+                if settings.archive is not None
+                else "",
+            )
     if image_id is not None and facts.image_id != image_id:
-        raise CommandError(
-            f"expected image id {image_id}, found {facts.image_id}",
-            where=f"{transport.node} (image)",
-            do="the node's Docker uses another image store than the archive's id was made for; use image.registry",
-        )
+        raise CommandError(f"expected image id {image_id}, found {facts.image_id}", where=f"{transport.node} (image)")
     return facts
 
 
@@ -157,7 +169,7 @@ def require_parity(found: dict[str, ImageFacts]) -> ImageFacts:
     """The one image that all nodes have.
 
     Raises:
-        SparkError: two nodes have different images under the same reference.
+        SparkError: two nodes have different images under the same reference, or one image under different ids.
     """
     first_node, first = next(iter(found.items()))
     for node, facts in found.items():
@@ -168,17 +180,33 @@ def require_parity(found: dict[str, ImageFacts]) -> ImageFacts:
                 where=f"{node} (image)",
                 do="pin the image by digest, or remove the differing one on that node and run up again",
             )
+        if facts.image_id != first.image_id:
+            raise SparkError(
+                f"expected the image id of {first_node} ({first.image_id}), found the same image as {facts.image_id}",
+                where=f"{node} (image)",
+                do=f"{first_node} and {node} keep images in different stores: let the nodes' Docker use the same image "
+                "store (docker info, Storage Driver: the containerd store or the classic one)",
+            )
     return first
 
 
-def remove_unused(transport: Transport, image_id: str) -> None:
-    """Remove the image from a node unless a container still uses it."""
-    transport.run(script('docker image rm "$1" >/dev/null 2>&1 || true', image_id, timeout_s=120))
+def _unreadable(archive: str, error: OSError) -> SparkError:
+    return SparkError(
+        f"expected to read {archive} to its end, found: {error.strerror or error}",
+        where="image.archive",
+        do="let the archive lie as it is until up has ended",
+    )
 
 
 def _chunks(file: IO[bytes], total: int, progress: Progress) -> Iterator[bytes]:
     sent, said = 0, time.monotonic()
-    while chunk := file.read(_CHUNK):
+    while True:
+        try:
+            chunk = file.read(_CHUNK)
+        except OSError as error:
+            raise _unreadable(str(file.name), error) from error
+        if not chunk:
+            return
         yield chunk
         sent += len(chunk)
         if time.monotonic() - said >= _PROGRESS_EVERY_S:

@@ -27,18 +27,25 @@ _READ = (
 )
 
 
-# networkd leaves addresses and kernel parameters of an interface that it no longer manages. A link that is gone (an
-# uncabled port of a Spark has no device at all) needs no putting back.
+# networkd leaves addresses and kernel parameters of an interface that it no longer manages, and drops addresses that
+# others had put on one that it begins to manage. A link that is gone (an uncabled port of a Spark has no device at all)
+# needs no putting back.
 _UNDO_LINK = """
-dev=$1 mtu=$2 added=" $3 "; shift 3
+dev=$1 mtu=$2 state=$3 added=$4 before=$5; shift 5
 [ -e "/sys/class/net/$dev" ] || exit 0
-ip -o -4 address show dev "$dev" | while read -r _ _ _ address _; do
-  case "$added" in *" $address "*) ip address del "$address" dev "$dev" ;; esac
+have=$(ip -o -4 address show dev "$dev" | while read -r _ _ _ address _; do printf ' %s ' "$address"; done)
+for address in $added; do
+  case "$have" in *" $address "*) ip address del "$address" dev "$dev" ;; esac
+done
+for address in $before; do
+  case "$have" in *" $address "*) ;; *) ip address add "$address" dev "$dev" ;; esac
 done
 ip link set dev "$dev" mtu "$mtu"
+[ "$state" = up ] || ip link set dev "$dev" down
 for pair in "$@"; do
   file="/proc/sys/net/${pair%%=*}"
-  [ ! -w "$file" ] || [ "$(cat "$file" 2>/dev/null)" = "${pair#*=}" ] || echo "${pair#*=}" 2>/dev/null > "$file" || true
+  [ -w "$file" ] || continue
+  [ "$(cat "$file" 2>/dev/null)" = "${pair#*=}" ] || echo "${pair#*=}" 2>/dev/null > "$file" || true
 done
 """
 _NETPLAN_APPLY_TIMEOUT_S = 60
@@ -54,6 +61,8 @@ class JournalEntry:
         old: The value before: text of the sysctl, base64 of the file or None if there was none, MTU of the link.
         mode: Octal mode of the file before.
         owner: ``user:group`` of the file before.
+        up: Whether the link was up.
+        addresses: IPv4 addresses of the link before.
         added: IPv4 addresses that we put on the link; only these are taken away, not what others have added since.
         parameters: Kernel parameters of the link before, by their path below /proc/sys/net.
         at: Unix time, for the order of undoing.
@@ -64,6 +73,8 @@ class JournalEntry:
     old: str | None
     mode: str | None = None
     owner: str | None = None
+    up: bool = True
+    addresses: Sequence[str] = ()
     added: Sequence[str] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
     at: float = 0.0
@@ -210,10 +221,17 @@ def record_file(transport: Transport, folder: StackFolder, path: str) -> None:
 def undo_commands(entry: JournalEntry) -> list[Command]:
     """The commands that put one entry back."""
     if entry.kind == "sysctl":
-        return [command("sysctl", "-q", "-w", f"{entry.target}={entry.old}", sudo=True)]
+        # A parameter whose module is not loaded any more needs no putting back.
+        return [
+            script(
+                '[ -e "/proc/sys/${1//.//}" ] || exit 0; sysctl -q -w "$1=$2"', entry.target, str(entry.old), sudo=True
+            )
+        ]
     if entry.kind == "link":
         pairs = [f"{path}={value}" for path, value in sorted(entry.parameters.items())]
-        return [script(_UNDO_LINK, entry.target, str(entry.old), " ".join(entry.added), *pairs, sudo=True)]
+        state = "up" if entry.up else "down"
+        addresses = (" ".join(entry.added), " ".join(entry.addresses))
+        return [script(_UNDO_LINK, entry.target, str(entry.old), state, *addresses, *pairs, sudo=True)]
     if entry.old is None:
         return [command("rm", "-f", "--", entry.target, sudo=True)]
     restore = write_file(entry.target, base64.b64decode(entry.old), mode=entry.mode or "0600", sudo=True)

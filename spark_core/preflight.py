@@ -13,7 +13,7 @@ from typing import Literal
 
 from spark_core.errors import SparkError
 from spark_core.fabric import FabricFacts, fabric_findings, observe_fabric
-from spark_core.group import LABEL, container_name
+from spark_core.group import container_name
 from spark_core.host import HostFacts, observe_host
 from spark_core.settings import NodeSettings, Settings
 from spark_core.transport.base import Transport, parse_sections, run_checked, script
@@ -27,6 +27,7 @@ for p in "$@"; do echo "=== $p"; port_of "$p"; done
 """
 _OURS = """
 echo '=== containers'
+docker ps -aq --filter "label=spark-vllm.stack=$2" | sed 's/^/ours /'
 docker ps -a --filter "name=^/$1$" --format '{{.Names}}|{{.Label "spark-vllm.stack"}}|{{.Image}}|{{.Status}}'
 """
 _MINIMUM_FREE_BYTES = 2_000_000_000
@@ -64,22 +65,27 @@ class NodeLook:
 
 
 def look_at_nodes(settings: Settings, stack: str, open_node: Opener) -> list[Finding]:
-    """Look at all nodes at the same time; all findings, in the order of the nodes.
+    """Look at all nodes at the same time; all findings, the nodes that do not answer first.
 
     A node that cannot be reached is a finding like any other, so that two dead nodes are told in one run.
     """
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(4, min(16, len(settings.nodes)))) as pool:
         futures = [pool.submit(_look, settings, stack, node, open_node) for node in settings.nodes]
         looks: list[NodeLook | SparkError] = [future.result() for future in futures]
-    findings: list[Finding] = []
-    seen: dict[str, NodeLook] = {}
-    for node, look in zip(settings.nodes, looks, strict=True):
-        if isinstance(look, SparkError):
-            findings.append(Finding("fail", look.where or node.name, look.what, look.do))
-        else:
-            seen[node.name] = look
-            findings += node_findings(settings, stack, node, look)
-    return findings + cluster_findings(seen)
+    # A node that does not answer comes first: that its peers have lost their carrier is what follows from it.
+    silent = [
+        Finding("fail", look.where or node.name, look.what, look.do)
+        for node, look in zip(settings.nodes, looks, strict=True)
+        if isinstance(look, SparkError)
+    ]
+    seen = {node.name: look for node, look in zip(settings.nodes, looks, strict=True) if isinstance(look, NodeLook)}
+    findings = [
+        finding
+        for node in settings.nodes
+        if node.name in seen
+        for finding in node_findings(settings, stack, node, seen[node.name])
+    ]
+    return silent + findings + cluster_findings(seen)
 
 
 def reach_nodes(nodes: Sequence[NodeSettings], open_node: Opener) -> list[SparkError]:
@@ -188,7 +194,23 @@ def _fabric(settings: Settings, node: NodeSettings, facts: FabricFacts) -> list[
                 )
             )
             continue
-        if not link.carrier:
+        if settings.fabric.manage and interface.netdev == facts.management:
+            findings.append(
+                Finding(
+                    "fail",
+                    where,
+                    f"expected a fabric interface, found that {interface.netdev} is the one we are connected by",
+                    "name the fabric's interface; the management interface is never changed",
+                )
+            )
+        elif not link.up:
+            # Only a link that is up knows whether it has a carrier; netplan brings a managed one up.
+            down = f"expected {interface.netdev} to be up, found it down"
+            if settings.fabric.manage:
+                findings.append(Finding("warn", where, f"{down}; up brings it up, its cable is not checked before", ""))
+            else:
+                findings.append(Finding("fail", where, down, "bring it up, or set fabric.manage to true"))
+        elif not link.carrier:
             findings.append(
                 Finding(
                     "fail",
@@ -250,9 +272,10 @@ def _look(settings: Settings, stack: str, node: NodeSettings, open_node: Opener)
         ours_runs = False
         for group_name, rank in ranks:
             name = container_name(stack, group_name, rank)
-            text = run_checked(transport, script(_OURS, name), purpose="expected to list the containers")
-            same_name = parse_sections(text).get("containers", "").strip().splitlines()[0] if "|" in text else None
-            ours_runs = same_name is not None and f"|{stack}|" in same_name
+            text = run_checked(transport, script(_OURS, name, stack), purpose="expected to list the containers")
+            lines = parse_sections(text).get("containers", "").splitlines()
+            same_name = next((line.strip() for line in lines if "|" in line), same_name)
+            ours_runs = ours_runs or any(line.startswith("ours ") for line in lines)
         busy: dict[int, str] = {}
         ports = [] if ours_runs else [str(port) for _, _, port in _head_ports(settings, node)]
         if ports:
@@ -275,6 +298,3 @@ def _docker_problem(node: str, host: HostFacts) -> dict[str, str]:
         "what": f"expected a Docker daemon that answers, found: {host.docker_problem}",
         "do": "`systemctl status docker` and `id` on that node tell more",
     }
-
-
-__all__ = ["LABEL", "Finding", "NodeLook", "cluster_findings", "look_at_nodes", "node_findings", "reach_nodes"]

@@ -7,17 +7,23 @@ names.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_core.errors import CommandError, ObservationError, SettingsError, SparkError
+from spark_core.errors import CommandError, ObservationError, SettingsError, SparkError, join_errors
 from spark_core.transport.base import Transport, command, run_checked, script
 
+CONTROLLER_CACHE = "~/.cache/spark-vllm/hashes.json"
+"""Hashes of weights on the controller, by size, times and inode."""
 HASH_TIMEOUT_S = 3600
 COPY_TIMEOUT_S = 4 * 3600
 _PROGRESS_EVERY_S = 10.0
@@ -93,19 +99,30 @@ class Manifest:
 def local_manifest(directory: str) -> Manifest:
     """The manifest of a directory on the controller, links resolved to content.
 
+    Hashes are remembered in ``CONTROLLER_CACHE`` by size, times and inode, as on a node, so that a preview of an
+    unchanged directory reads none of it. Nothing else is written; without a usable cache everything is hashed.
+
     Raises:
-        SettingsError: there is no such directory, a link in it leads nowhere, or a shard of its index is missing.
+        SettingsError: there is no such directory, a link in it leads nowhere, a file cannot be read, or a shard of its
+            index is missing.
     """
     root = Path(directory).expanduser()
     if not root.is_dir():
         raise SettingsError([f"model.source: found no directory {directory} on the controller"])
     files = {}
+    cache = _Hashes()
     for path in sorted(root.rglob("*")):
         if path.is_dir():
             continue
         if not path.is_file():
             raise SettingsError([f"model.source: found {path.name} in {directory}, a link that leads nowhere"])
-        files[str(path.relative_to(root))] = (path.stat().st_size, _sha256(path))
+        try:
+            files[str(path.relative_to(root))] = cache.size_and_digest(path)
+        except OSError as error:
+            raise SettingsError(
+                [f"model.source: expected to read {path.name} in {directory}, found: {error.strerror or error}"]
+            ) from error
+    cache.keep()
     manifest = Manifest(files)
     index = root / "model.safetensors.index.json"
     missing = missing_shards(index.read_text() if index.is_file() else None, manifest)
@@ -190,10 +207,12 @@ def copy_weights(
             script(
                 'umask 022; cd "$1"; tmp=.incoming; rm -rf "$tmp"; mkdir "$tmp"; '
                 'tar -x --no-same-owner -C "$tmp" -f -; cd "$tmp"; '
-                'find . -type f | while read -r f; do mkdir -p "../$(dirname "$f")"; mv -f "$f" "../$f"; done; '
+                "find . -type f -print0 | while IFS= read -r -d '' f; do "
+                'mkdir -p "../$(dirname "$f")"; mv -f "$f" "../$f"; done; '
                 'cd ..; rm -rf "$tmp"',
                 place,
                 timeout_s=COPY_TIMEOUT_S,
+                purpose=f"expected the weights to arrive in {place}",
             ),
             chunks,
         )
@@ -220,41 +239,119 @@ def copy_weights(
 
 
 def verify_in_place(transports: Mapping[str, Transport], directory: str, roots: Mapping[str, str]) -> Manifest:
-    """Check a directory that every node already has; the head's (first) is the reference.
+    """Check a directory that every node already has; the head's (first) is the reference. All nodes hash at once.
 
     Raises:
-        SparkError: a node has none, a shard is missing, or two nodes differ.
+        SparkError: a node has none, a shard is missing, or two nodes differ; what is wrong on all nodes is told.
     """
-    reference: Manifest | None = None
-    for node, transport in transports.items():
-        manifest = observe_weights(transport, directory, roots[node])
-        if manifest is None:
-            raise SparkError(
-                f"expected the weights in {directory}, found no such directory",
-                where=f"{node} (model.source)",
-                do="put the model there on every node",
-            )
-        index = transport.run(script('cat "$1/model.safetensors.index.json" 2>/dev/null || true', directory)).stdout
-        missing = missing_shards(index or None, manifest)
-        if missing:
-            raise SparkError(
-                f"expected {missing[0]} in {directory}, found none",
-                where=f"{node} (model.source)",
-                do="the download is not whole; run it again on this node",
-                evidence=missing[1:],
-            )
-        if reference is None:
-            reference = manifest
-        elif reference.differences(manifest):
-            wrong = reference.differences(manifest)
-            raise SparkError(
-                f"expected the same weights as on {next(iter(transports))}, found {wrong[0]}",
-                where=f"{node} (model.source)",
-                evidence=wrong[1:],
-            )
-    if reference is None:
+    if not transports:
         raise SparkError("expected at least one node", where="model.source")
-    return reference
+    errors: list[SparkError] = []
+    found: dict[str, Manifest] = {}
+    with ThreadPoolExecutor(len(transports)) as pool:
+        asked = {
+            node: pool.submit(_whole_weights, transport, directory, roots[node])
+            for node, transport in transports.items()
+        }
+    for node, answer in asked.items():
+        try:
+            found[node] = answer.result()
+        except SparkError as error:
+            errors.append(error)
+    head = next(iter(transports))
+    for node, manifest in found.items():
+        wrong = found[head].differences(manifest) if head in found else []
+        if wrong:
+            errors.append(
+                SparkError(
+                    f"expected the same weights as on {head}, found {wrong[0]}",
+                    where=f"{node} (model.source)",
+                    evidence=wrong[1:],
+                )
+            )
+    if errors:
+        raise join_errors(errors)
+    return found[head]
+
+
+def _whole_weights(transport: Transport, directory: str, root: str) -> Manifest:
+    """The manifest of a folder on a node that has every shard that its index names."""
+    manifest = observe_weights(transport, directory, root)
+    if manifest is None:
+        raise SparkError(
+            f"expected the weights in {directory}, found no such directory",
+            where=f"{transport.node} (model.source)",
+            do="put the model there on every node",
+        )
+    sections = run_checked(
+        transport,
+        script(
+            'f="$1/model.safetensors.index.json"; '
+            'if [ -e "$f" ] || [ -L "$f" ]; then echo present; cat "$f"; else echo absent; fi',
+            directory,
+        ),
+        purpose=f"expected to read model.safetensors.index.json in {directory}",
+        setting="model.source",
+    )
+    said, _, index = sections.partition("\n")
+    if said not in ("present", "absent"):
+        raise ObservationError(
+            f"expected to learn whether {directory} has an index, found: {said[:80]!r}", where=transport.node
+        )
+    missing = missing_shards(index if said == "present" else None, manifest)
+    if missing:
+        raise SparkError(
+            f"expected {missing[0]} in {directory}, found none",
+            where=f"{transport.node} (model.source)",
+            do="the download is not whole; run it again on this node",
+            evidence=missing[1:],
+        )
+    return manifest
+
+
+class _Hashes:
+    """What the controller remembers of the files that it hashed. An unusable cache is as good as an empty one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, object] = {}
+        self._fresh: dict[str, object] = {}
+        self._path: Path | None = None
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            self._path = Path(CONTROLLER_CACHE).expanduser()  # RuntimeError: there is no home
+            known = json.loads(self._path.read_text())
+            self._known = known if isinstance(known, dict) else {}
+
+    def size_and_digest(self, path: Path) -> tuple[int, str]:
+        """Size and SHA-256 of a file; read only if it is not the one that is remembered."""
+        key = str(path.absolute())
+        mark = _mark(path)
+        match self._known.get(key):
+            case [known, str(digest)] if known == mark:
+                return mark[0], digest
+        digest = _sha256(path)
+        if _mark(path) == mark:
+            self._fresh[key] = [mark, digest]
+        return mark[0], digest
+
+    def keep(self) -> None:
+        """Write down what was hashed now, and forget files that are gone."""
+        if self._path is None or not self._fresh:
+            return
+        known = {key: value for key, value in self._known.items() if os.path.exists(key)}  # noqa: PTH110
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, beside = tempfile.mkstemp(prefix="hashes.", dir=self._path.parent)
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    json.dump(known | self._fresh, file)
+                Path(beside).replace(self._path)
+            except OSError:
+                Path(beside).unlink(missing_ok=True)
+
+
+def _mark(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _sha256(path: Path) -> str:
@@ -274,6 +371,19 @@ def _batches(names: list[str], wanted: Manifest) -> Iterator[list[str]]:
         yield batch
 
 
+@contextlib.contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    """A file of the controller that cannot be read any more, told in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise SparkError(
+            f"expected to read {path} to its end, found: {error.strerror or error}",
+            where="model.source",
+            do="let the directory lie as it is until up has ended",
+        ) from error
+
+
 def _tar_stream(
     root: Path, names: list[str], total: int, progress: Callable[[str], None], sent: int = 0
 ) -> Iterator[bytes]:
@@ -281,13 +391,17 @@ def _tar_stream(
     for name in names:
         path = root / name
         info = tarfile.TarInfo(name)
-        info.size = path.stat().st_size
-        info.mode = 0o644
-        yield info.tobuf(tarfile.GNU_FORMAT)
-        with path.open("rb") as file:
+        with _read_errors(path):
+            file = path.open("rb")
+        with file:
+            with _read_errors(path):
+                info.size = os.fstat(file.fileno()).st_size
+            info.mode = 0o644
+            yield info.tobuf(tarfile.GNU_FORMAT)
             left = info.size
             while left:
-                chunk = file.read(min(_CHUNK, left))
+                with _read_errors(path):
+                    chunk = file.read(min(_CHUNK, left))
                 if not chunk:
                     raise SparkError(f"expected {info.size} bytes in {path.name}, found less while copying")
                 left -= len(chunk)

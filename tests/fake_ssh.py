@@ -86,6 +86,14 @@ class FakeSsh:
     def break_sessions(self, node: str, stderr: str) -> None:
         self._change(node, session_error=stderr)
 
+    def lose(self, node: str, line: str = "true") -> None:
+        """The master goes away while a session with this line runs: its client ends without a word."""
+        self._change(node, lost_line=line)
+
+    def slow_master(self, node: str, seconds: float = 30) -> None:
+        """The master process is stuck: it does not answer ``ssh -O``."""
+        self._change(node, slow_master=seconds)
+
     def move(self, node: str, address: str) -> None:
         """Give the node another address; nobody answers at the old one."""
         self._change(node, addresses=[address])
@@ -99,7 +107,7 @@ class FakeSsh:
         """The node answers again."""
         if node not in self._listeners:
             self._listen(node)
-        self._change(node, dead=False, session_error="", port=self._ports[node])
+        self._change(node, dead=False, session_error="", lost_line="", port=self._ports[node])
 
     def _listen(self, node: str) -> None:
         listener = socket.create_server(("127.0.0.1", self._ports.get(node, 0)), backlog=64)

@@ -13,11 +13,12 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from toolchain import places
-from toolchain.places import ROOT
+from toolchain.places import ROOT, Stop
 from toolchain.steps import Steps, openly, run_command, say
 
 STACK = "dev"
 STATUS_LIMIT_S = 120
+NO_SUCH_LAB = 2
 
 
 def resources_in(checkpoint: Path | None) -> bool:
@@ -32,16 +33,23 @@ def resources_in(checkpoint: Path | None) -> bool:
         return True
 
 
-def lab_is_on(environ: Mapping[str, str]) -> bool:
-    """Whether every host of the lab has power; no lab at all counts as off."""
+def lab_is_off(environ: Mapping[str, str]) -> bool:
+    """Whether no host of the lab has power, by the lab's own word; Stop where it cannot be asked."""
     python = places.venv_python() if places.venv_python().exists() else Path(sys.executable)
     words = [str(python), "-m", "lab", "status", "--json"]
-    asked = subprocess.run(words, cwd=ROOT, env=dict(environ), capture_output=True, text=True, timeout=STATUS_LIMIT_S)
     try:
-        hosts = json.loads(asked.stdout)["hosts"]
+        asked = subprocess.run(
+            words, cwd=ROOT, env=dict(environ), capture_output=True, text=True, timeout=STATUS_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Stop(f"lab: no answer in {STATUS_LIMIT_S} s; `python -m lab status` tells more") from None
+    if asked.returncode == NO_SUCH_LAB:
+        return True
+    try:
+        return not any(host["power"] for host in json.loads(asked.stdout)["hosts"])
     except (ValueError, KeyError, TypeError):
-        return False
-    return bool(hosts) and all(host["power"] for host in hosts)
+        said = (asked.stderr or asked.stdout).strip()
+        raise Stop(f"lab: expected its status, found none; nothing was removed\n{said}") from None
 
 
 def main() -> int:
@@ -54,7 +62,7 @@ def main() -> int:
             foreign = places.local_backend(environ["PULUMI_BACKEND_URL"]) is None
             if not (foreign or resources_in(checkpoint)):
                 say(f"  stack {STACK} holds nothing")
-            elif not lab_is_on(environ):
+            elif not foreign and lab_is_off(environ):
                 # A machine that was restarted has no hosts any more; their disks end with the lab below, and with them
                 # all that a destroy would undo.
                 say("  the lab's hosts are off: the state of the stack is dropped with them")

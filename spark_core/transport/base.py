@@ -6,9 +6,10 @@ secret can only travel on standard input.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from spark_core.errors import CommandError
@@ -25,25 +26,46 @@ class Command:
         sudo: Whether it needs root. The carrier adds ``sudo`` only if the deploy user is not root.
         stdin: Bytes for its standard input; the only way for a secret to reach a node, so never shown.
         timeout_s: Seconds after which it is given up.
+        purpose: What it is for, in words ("expected to …"), for the person who reads that it gave no answer.
     """
 
     argv: tuple[str, ...]
     sudo: bool = False
     stdin: bytes = field(default=b"", repr=False)
     timeout_s: float = DEFAULT_TIMEOUT_S
+    purpose: str = field(default="", compare=False)
 
     def remote_line(self) -> str:
         """The command as one string that any POSIX login shell splits into exactly ``argv`` again."""
         return shlex.join(self.argv)
 
+    @property
+    def told(self) -> str:
+        """What a person is told of it: its purpose, else its first words; never a script's text or a value."""
+        if self.purpose:
+            return self.purpose
+        words: list[str] = []
+        for word in self.argv[:3]:
+            if word in ("env", "bash") or not re.fullmatch(r"\w[\w.-]*", word):
+                break
+            words.append(word)
+        return f"expected an answer of {'`' + ' '.join(words) + '`' if words else 'a script'}"
 
-def command(*argv: str, sudo: bool = False, stdin: bytes = b"", timeout_s: float = DEFAULT_TIMEOUT_S) -> Command:
+
+def command(
+    *argv: str, sudo: bool = False, stdin: bytes = b"", timeout_s: float = DEFAULT_TIMEOUT_S, purpose: str = ""
+) -> Command:
     """A :class:`Command` from plain words."""
-    return Command(tuple(argv), sudo=sudo, stdin=stdin, timeout_s=timeout_s)
+    return Command(tuple(argv), sudo=sudo, stdin=stdin, timeout_s=timeout_s, purpose=purpose)
 
 
 def script(
-    text: str, *args: str, sudo: bool = False, stdin: bytes = b"", timeout_s: float = DEFAULT_TIMEOUT_S
+    text: str,
+    *args: str,
+    sudo: bool = False,
+    stdin: bytes = b"",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    purpose: str = "",
 ) -> Command:
     """A strict bash script; ``args`` are its ``$1``, ``$2``, … so that no value is ever pasted into the text."""
     return Command(
@@ -51,6 +73,7 @@ def script(
         sudo=sudo,
         stdin=stdin,
         timeout_s=timeout_s,
+        purpose=purpose,
     )
 
 
@@ -90,7 +113,7 @@ def run_checked(transport: Transport, cmd: Command, *, purpose: str, setting: st
     Raises:
         CommandError: with the purpose in words and the end of stderr; the command's stdin is never shown.
     """
-    result = transport.run(cmd)
+    result = transport.run(replace(cmd, purpose=purpose))
     if not result.ok:
         where = f"{transport.node} ({setting})" if setting else transport.node
         tail = [line for line in result.stderr.splitlines() if line.strip()][-8:]

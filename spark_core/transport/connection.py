@@ -7,6 +7,9 @@ files already have. An unpinned node is refused, never trusted at first sight.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import functools
 import hashlib
 import os
 import subprocess
@@ -21,6 +24,7 @@ CONTROL_DIR = "~/.cache/spark-vllm/ctl"
 
 _KEY_PREFERENCE = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 _TOOL_TIMEOUT_S = 10.0
+_AGENT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,20 @@ class Connection:
 
     @property
     def has_agent(self) -> bool:
-        """Whether an ssh-agent can be asked to sign."""
-        return bool(self.identity_agent or os.environ.get("SSH_AUTH_SOCK"))
+        """Whether an ssh-agent can be asked to sign: one that answers and holds a key (macOS starts an empty one)."""
+        socket = self.identity_agent or os.environ.get("SSH_AUTH_SOCK")
+        return bool(socket) and agent_has_key(str(socket))
+
+    def private_key(self) -> str | None:
+        """The first identity file that can be used without asking anybody for anything, or None."""
+        for name in self.identity_files:
+            try:
+                text = Path(name).read_text()
+            except (OSError, UnicodeDecodeError):
+                continue
+            if usable_private_key(text):
+                return text
+        return None
 
     def pin_options(self) -> list[str]:
         """Options that accept the pinned host key and nothing else, on any machine, without a known-hosts file."""
@@ -115,6 +131,38 @@ class Connection:
     def target(self) -> list[str]:
         """The destination words of an ssh command line."""
         return ["-p", str(self.port), "-l", self.spec.user, self.spec.address]
+
+
+@functools.cache
+def agent_has_key(socket: str) -> bool:
+    """Whether the agent behind a socket answers and holds at least one key; asked once in a run."""
+    try:
+        done = subprocess.run(
+            ["env", f"SSH_AUTH_SOCK={socket}", "ssh-add", "-l"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_AGENT_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def usable_private_key(text: str) -> bool:
+    """Whether this is a private key without a passphrase that needs no hardware either."""
+    header, _, body = text.strip().partition("\n")
+    if not header.startswith("-----BEGIN ") or "PRIVATE KEY-----" not in header:
+        return False
+    if "OPENSSH" not in header:
+        return "ENCRYPTED" not in header and "ENCRYPTED" not in body.partition("\n\n")[0]
+    try:
+        blob = base64.b64decode("".join(body.partition("-----END")[0].split()), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    # openssh-key-v1: the magic, then the cipher's name with its length before it.
+    unlocked = blob.startswith(b"openssh-key-v1\0\0\0\0\4none")
+    return unlocked and b"sk-ssh-" not in blob and b"sk-ecdsa-" not in blob
 
 
 def config_arguments(ssh_config: str | None) -> list[str]:

@@ -29,7 +29,6 @@ MAX_SESSIONS = 4
 """Our own sessions per node at a time; stock sshd allows ten and the Docker provider needs some."""
 
 _SSH_FAILED = 255
-_SUDO_NEEDS_PASSWORD = ("a password is required", "a terminal is required", "no password was provided")
 
 
 class SshTransport:
@@ -61,11 +60,7 @@ class SshTransport:
         self.open()
         with self._slots:
             line, stdin = self._with_sudo(cmd) if cmd.sudo else (cmd.remote_line(), cmd.stdin)
-            result = self._session(line, stdin, cmd.timeout_s)
-        if result.status == _SSH_FAILED and _ssh_itself_failed(result.stderr):
-            self._master_seen = 0.0
-            raise self._login_error(result.stderr)
-        return result
+            return self._session(line, stdin, cmd.timeout_s, cmd.told)
 
     def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
         """Feed a command from an iterable of chunks; bounded by the command's own time limit.
@@ -91,15 +86,22 @@ class SshTransport:
                 process.kill()
                 timed_out = not timer.is_alive()
                 timer.cancel()
+                if process.stdin is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.close()
+                process.wait()
             if timed_out:
+                self._master_seen = 0.0
                 raise CommandError(
-                    f"expected an end in {cmd.timeout_s:.0f} s, found none: {cmd.remote_line()[:120]}",
+                    f"{cmd.told}: no answer in {cmd.timeout_s:g} s",
                     where=self.node,
                     do="run it again; what has arrived is kept where that is possible",
                 )
             out.seek(0)
             err.seek(0)
-            return Result(status, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+            return self._answer(
+                Result(status, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+            )
 
     def open(self) -> None:
         """Make sure that the master connection is there.
@@ -123,30 +125,31 @@ class SshTransport:
         return ["ssh", *config_arguments(self._connection.spec.ssh_config), *self._connection.pin_options()]
 
     def _master_alive(self) -> bool:
-        path = Path(self._connection.control_path).expanduser()
-        if not path.exists():
-            return False
-        done = subprocess.run(
-            ["ssh", "-o", f"ControlPath={path}", "-O", "check", self._connection.spec.address],
-            capture_output=True,
-            timeout=TCP_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        if done.returncode != 0:
+        if not self._master("check"):
             return False
         # A master over a dead path still says "running": only an answer from the node counts.
         try:
-            return self._session("true", b"", TCP_TIMEOUT_S).status == 0
-        except CommandError:
-            subprocess.run(
-                ["ssh", "-o", f"ControlPath={path}", "-O", "exit", self._connection.spec.address],
+            return self._session("true", b"", TCP_TIMEOUT_S, "expected an answer over the open connection").ok
+        except (CommandError, UnreachableError):
+            self._master("exit")
+            return False
+
+    def _master(self, request: str) -> bool:
+        """Whether the master process, if there is one, does what is requested (``check``, ``exit``)."""
+        path = Path(self._connection.control_path).expanduser()
+        if not path.exists():
+            return False
+        try:
+            done = subprocess.run(
+                ["ssh", "-o", f"ControlPath={path}", "-O", request, self._connection.spec.address],
                 capture_output=True,
                 timeout=TCP_TIMEOUT_S,
                 stdin=subprocess.DEVNULL,
                 check=False,
             )
+        except subprocess.TimeoutExpired:
             return False
+        return done.returncode == 0
 
     def _check_tcp(self) -> None:
         """Tell "nobody there" from "refused" before ssh wraps both in its own words."""
@@ -234,18 +237,44 @@ class SshTransport:
             )
         return UnreachableError(f"expected a login, found: {last}", node=self.node, step="login", evidence=lines[:-1])
 
-    def _session(self, line: str, stdin: bytes, timeout_s: float) -> Result:
+    def _session(self, line: str, stdin: bytes, timeout_s: float, told: str) -> Result:
         try:
             done = subprocess.run(
                 self._session_words(line), input=stdin, capture_output=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired as error:
+            self._master_seen = 0.0
             raise CommandError(
-                f"expected an answer in {timeout_s:.0f} s, found none: {line[:120]}",
+                f"{told}: no answer in {timeout_s:g} s",
                 where=self.node,
                 do="run it again; if it stays so, the node may be wedged",
             ) from error
-        return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        return self._answer(
+            Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        )
+
+    def _answer(self, result: Result) -> Result:
+        """The result, if it is the command's own.
+
+        Raises:
+            UnreachableError: ssh says that the node could not be asked; the next command connects anew.
+        """
+        if result.status != _SSH_FAILED:
+            return result
+        if _ssh_itself_failed(result.stderr):
+            self._master_seen = 0.0
+            raise self._login_error(result.stderr)
+        # A session whose master went away ends with 255 and no word of ssh.
+        if not result.stderr.strip() or not self._master("check"):
+            self._master_seen = 0.0
+            raise UnreachableError(
+                "expected an answer, found: the connection was lost",
+                node=self.node,
+                step="session",
+                do="run it again: the connection is then opened anew; what the command has done by then is not known",
+                evidence=tail_lines(result.stderr, 4),
+            )
+        return result
 
     def _session_words(self, line: str) -> list[str]:
         path = Path(self._connection.control_path).expanduser()
@@ -263,12 +292,21 @@ class SshTransport:
 
     def _with_sudo(self, cmd: Command) -> tuple[str, bytes]:
         if self._is_root is None:
-            self._is_root = self._session("id -u", b"", 15).stdout.strip() == "0"
+            answer = self._session("id -u", b"", 15, "expected to learn whether the deploy user is root")
+            user = answer.stdout.strip()
+            if not answer.ok or not user.isdigit():
+                raise CommandError(
+                    f"expected the number of the deploy user from `id -u`, found: {(user or answer.stderr)[-160:]!r}",
+                    where=self.node,
+                )
+            self._is_root = user == "0"
         if self._is_root:
             return cmd.remote_line(), cmd.stdin
         if self._sudo_free is None:
             # -k: a cached credential must not hide that a password is needed, since it would then not be read.
-            self._sudo_free = self._session("sudo -kn true", b"", 15).status == 0
+            self._sudo_free = self._session(
+                "sudo -kn true", b"", 15, "expected to learn whether sudo asks for a password"
+            ).ok
         if self._sudo_free:
             return "sudo -n -- " + cmd.remote_line(), cmd.stdin
         password = self._sudo_password()
@@ -278,7 +316,10 @@ class SshTransport:
                 where=f"{self.node} (sudo_password)",
                 do="set the secret sudo_password (or sudo_password_file), or allow the listed commands in sudoers",
             )
-        if not self._session("sudo -k -S -p '' -- true", password.encode() + b"\n", 20).ok:
+        accepted = self._session(
+            "sudo -k -S -p '' -- true", password.encode() + b"\n", 20, "expected that sudo accepts the password"
+        )
+        if not accepted.ok:
             raise CommandError(
                 "expected that sudo accepts the password of the settings, found that it refuses it",
                 where=f"{self.node} (sudo_password)",

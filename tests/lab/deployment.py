@@ -5,11 +5,13 @@ The stack is `dev` with other addresses; its state, passphrase and lab lie in a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -46,6 +48,58 @@ class Outcome:
         """The number before a word in the summary of resources, such as ``27 unchanged``."""
         found = re.findall(rf"^\s*[~+-]*\s*(\d+) {what}\b", self.text, re.MULTILINE)
         return int(found[-1]) if found else 0
+
+
+class BackgroundRun:
+    """A run of pulumi that can be watched, interrupted and killed."""
+
+    def __init__(self, command: list[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        self.text = ""
+        self._process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, text: str, timeout_s: float) -> None:
+        """Wait until the run has printed a text."""
+        end = time.monotonic() + timeout_s
+        while text not in self.text:
+            assert self._process.poll() is None, f"ended before it printed {text!r}: {self.text[-3000:]}"
+            assert time.monotonic() < end, f"has not printed {text!r} in {timeout_s} s: {self.text[-3000:]}"
+            time.sleep(0.1)
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+
+    def wait(self, timeout_s: float) -> int:
+        """Exit status."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(10)
+        return code
+
+    def kill(self) -> None:
+        """Kill the run and every plugin and program that it has started, at once."""
+        family = [self._process.pid]
+        for pid in family:
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            family += [int(child) for child in children.read_text().split()] if children.is_file() else []
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(10)
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self.text += line
 
 
 @dataclass
@@ -131,6 +185,18 @@ class Deployment:
         done = self._run(command, checkout, timeout_s, environment)
         self.printed.append(done.text)
         return done
+
+    def begin(self, *words: str) -> BackgroundRun:
+        """Start pulumi and go on."""
+        command = ["sh", "-c", '. ./env && exec pulumi "$@"', "sh", *words, "--color", "never"]
+        return BackgroundRun(command, PROJECT, self.environment)
+
+    def status(self, host: str) -> dict[str, Any]:
+        """What a host's rank supervisor says of itself."""
+        value: dict[str, Any] = json.loads(
+            self.on(host, "cat /home/spark/.spark-vllm/stacks/dev/state/main/status.json")
+        )
+        return value
 
     def up(self, **kwargs: Any) -> Outcome:
         """``pulumi up`` without a question."""
@@ -297,6 +363,10 @@ class SecretWatch(threading.Thread):
                     self.looked_at.add(hashlib.sha256(content).hexdigest())
                     if any(secret in content for secret in self._secrets):
                         self.seen.append(f"{process}/{name}: {content[:80]!r}")
+
+    def learn(self, secret: str) -> None:
+        """Look for one more secret from now on."""
+        self._secrets.append(secret.encode())
 
     def finish(self) -> list[str]:
         """Stop looking; where a secret was seen."""

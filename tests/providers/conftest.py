@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pulumi.dynamic import ResourceProvider
 
+import tests.own_home  # noqa: F401  (before anything that looks for the home folder)
 from tests.config_cases import apply_change, load_base
 from tests.fake_host import FakeHost
 from tests.fake_ssh import FakeSsh

@@ -19,8 +19,8 @@ from spark_core.transport.base import (
     script,
     tail_lines,
 )
-from spark_core.transport.scripted import ScriptedTransport
 from tests.local_node import LocalNode
+from tests.scripted_transport import ScriptedTransport
 
 MARKER = "marker-a1b2c3d4"
 WORD = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
@@ -91,8 +91,29 @@ def test_a_command_keeps_the_end_of_what_was_said_as_evidence() -> None:
     assert failed.value.evidence == tuple(f"line {n}" for n in range(42, 50))
 
 
+def test_a_command_travels_with_its_purpose() -> None:
+    node = ScriptedTransport("spark-b", lambda _: "")
+    run_checked(node, command("true"), purpose="expected x")
+    assert [cmd.told for cmd in node.asked] == ["expected x"]
+
+
+@pytest.mark.parametrize(
+    ("cmd", "told"),
+    [
+        (script("secret; text"), "a script"),
+        (command("docker", "image", "inspect", "--format", "x"), "`docker image inspect`"),
+        (command("sysctl", "-q", "-w", "a.b=1"), "`sysctl`"),
+        (command("rm", "/some/where"), "`rm`"),
+        (command("/opt/program"), "a script"),
+    ],
+)
+def test_without_a_purpose_only_the_first_words_are_told(cmd: Command, told: str) -> None:
+    assert cmd.told == f"expected an answer of {told}"
+
+
 def test_two_commands_are_equal_when_they_would_do_the_same() -> None:
     assert command("a", "b") == Command(("a", "b"))
+    assert command("a", "b", purpose="expected x") == Command(("a", "b"))
     assert command("a", "b") != command("a b")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,11 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.spark_node import _key_material
 from spark_core.errors import UnreachableError
 from spark_core.transport.connection import (
     UNPINNED,
     Connection,
     ConnectionSpec,
+    agent_has_key,
     choose_pin,
     jump_of,
     parse_ssh_g,
@@ -319,13 +323,97 @@ def test_a_machine_without_openssh_is_told_so(
     assert refused.value.line == "spark-a, local OpenSSH: expected the program ssh on PATH, found none"
 
 
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An ``ssh-add`` that finds a key behind sockets named "full" only, and never answers for "stuck"."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh-add").write_text(
+        '#!/bin/sh\n[ "$*" = -l ] || exit 9\n'
+        'case "$SSH_AUTH_SOCK" in *full) exit 0 ;; *empty) exit 1 ;; *stuck) exec sleep 30 ;; esac; exit 2\n'
+    )
+    (tmp_path / "bin" / "ssh-add").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("spark_core.transport.connection._AGENT_TIMEOUT_S", 0.3)
+    agent_has_key.cache_clear()
+    yield "/run/agent"
+    agent_has_key.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("identity_agent", "variable", "expected"),
-    [(None, "", False), (None, "/tmp/agent", True), ("/run/agent", "", True)],
+    [
+        (None, "", False),
+        (None, "/tmp/full", True),
+        ("/run/full", "", True),
+        ("/run/empty", "/tmp/full", False),
+        (None, "/tmp/empty", False),
+        (None, "/tmp/stuck", False),
+        (None, "/tmp/none", False),
+    ],
 )
-def test_whether_an_agent_can_be_asked(
+@pytest.mark.usefixtures("agents")
+def test_only_an_agent_that_holds_a_key_counts(
     identity_agent: str | None, variable: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", variable)
     assert connection(identity_agent=identity_agent).has_agent is expected
     assert os.environ["SSH_AUTH_SOCK"] == variable
+
+
+def test_without_openssh_s_tool_no_agent_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent_has_key.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert connection(identity_agent="/run/agent").has_agent is False
+    agent_has_key.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def private_keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Key files by what they are."""
+    folder = tmp_path_factory.mktemp("private")
+    for name, words in {
+        "open": ["-t", "ed25519", "-N", ""],
+        "locked": ["-t", "ed25519", "-N", "passphrase"],
+        "open pem": ["-t", "rsa", "-m", "PEM", "-N", ""],
+        "locked pem": ["-t", "rsa", "-m", "PEM", "-N", "passphrase"],
+        "locked pkcs8": ["-t", "rsa", "-m", "PKCS8", "-N", "passphrase"],
+    }.items():
+        subprocess.run(["ssh-keygen", "-q", *words, "-f", str(folder / name)], check=True, timeout=60)
+    (folder / "rubbish").write_text(
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nno base64\n-----END OPENSSH PRIVATE KEY-----\n"
+    )
+    (folder / "binary").write_bytes(b"\xff\xfe")
+    hardware = base64.b64encode(b"openssh-key-v1\0\0\0\0\4none" + b"\0\0\0\x1ask-ssh-ed25519@openssh.com").decode()
+    (folder / "hardware").write_text(
+        f"-----BEGIN OPENSSH PRIVATE KEY-----\n{hardware}\n-----END OPENSSH PRIVATE KEY-----\n"
+    )
+    names = [*(path.name for path in folder.iterdir()), "none"]
+    return {name: folder / name for name in names}
+
+
+UNUSABLE = ("none", "locked", "locked pem", "locked pkcs8", "rubbish", "binary", "open.pub", "hardware")
+
+
+@pytest.mark.parametrize("name", ["open", "open pem"])
+def test_the_first_key_without_a_passphrase_is_taken(name: str, private_keys: dict[str, Path]) -> None:
+    files = tuple(str(private_keys[other]) for other in (*UNUSABLE, name, "open"))
+    assert connection(identity_files=files).private_key() == private_keys[name].read_text()
+
+
+def test_without_a_usable_key_there_is_none(private_keys: dict[str, Path]) -> None:
+    assert connection(identity_files=tuple(str(private_keys[name]) for name in UNUSABLE)).private_key() is None
+
+
+@pytest.mark.usefixtures("agents")
+def test_pulumi_command_gets_a_key_only_where_no_agent_holds_one(
+    private_keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An Output needs a loop, and an earlier test of this process may have closed the one there was.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    files = (str(private_keys["locked"]), str(private_keys["open"]))
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/full")
+    assert _key_material(connection(identity_files=files)) is None
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/empty")
+    assert _key_material(connection(identity_files=files)) is not None
+    assert _key_material(connection(identity_files=files[:1])) is None

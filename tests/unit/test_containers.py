@@ -9,8 +9,8 @@ import pytest
 from spark_core.containers import make_way, remove_labelled, stop_container
 from spark_core.errors import CommandError, ForeignObjectError
 from spark_core.transport.base import Result
-from spark_core.transport.scripted import ScriptedTransport
 from tests.fake_host import FakeHost
+from tests.scripted_transport import ScriptedTransport
 
 NAME = "spark-vllm-dev-main-rank0"
 OURS = {"spark-vllm.stack": "dev"}

@@ -27,8 +27,8 @@ from spark_core.fabric import (
 )
 from spark_core.journal import StackFolder, open_journal, read_journal
 from spark_core.settings import FabricInterface
-from spark_core.transport.scripted import ScriptedTransport
 from tests.fake_host import FakeHost
+from tests.scripted_transport import ScriptedTransport
 
 SPARK = Path(__file__).resolve().parents[1] / "fixtures" / "spark"
 PORT = FabricInterface(netdev="enp1s0f1np1", address="192.168.200.12/24", hca="rocep1s0f1")

@@ -28,9 +28,9 @@ from spark_core.gate import (
     wait_until_serving,
 )
 from spark_core.transport.base import Command, Result
-from spark_core.transport.scripted import ScriptedTransport
 from tests.chat_endpoint import ChatEndpoint, chat_endpoint
 from tests.fake_host import FakeHost
+from tests.scripted_transport import ScriptedTransport
 
 MARKER = "sk-marker-a1b2c3d4"
 STARTED = "2026-01-01T00:00:00.123456789Z"
@@ -190,6 +190,21 @@ def test_an_account_is_preferred_to_a_container_that_stopped() -> None:
     found = failure([state(HEAD, "container stopped"), state(WORKER, "failed", **first_error(10, "flag unknown"))])
     assert found is not None
     assert found.line == "spark-b, rank 1: flag unknown"
+
+
+def test_an_account_of_an_earlier_generation_counts_no_more() -> None:
+    old = {"phase": "failed", "generation": {"head_incarnation": "a", "n": 1}, "first_error": {"at": 10, "line": "old"}}
+    new = {"phase": "ray_starting", "generation": {"head_incarnation": "a", "n": 2}}
+    states = [replace(state(HEAD, "ray_starting"), status=new), replace(state(WORKER, "failed"), status=old)]
+    assert failure(states) is None
+
+
+def test_a_container_that_cannot_start_at_all_is_told_and_not_waited_for() -> None:
+    looping = replace(state(HEAD, "starting"), status=None, restarts=4)
+    found = failure([looping, state(WORKER, "starting")], "no module\n")
+    assert found is not None
+    assert "found that it ended 4 times at once" in found.line
+    assert found.evidence == ("no module",)
 
 
 def test_a_container_that_was_killed_for_memory_is_told_so_with_its_last_lines() -> None:

@@ -22,8 +22,8 @@ from spark_core.host import (
     prune_files,
 )
 from spark_core.journal import StackFolder, open_journal, read_journal
-from spark_core.transport.scripted import ScriptedTransport
 from tests.local_node import LocalNode
+from tests.scripted_transport import ScriptedTransport
 
 SPARK = Path(__file__).resolve().parents[1] / "fixtures" / "spark"
 SYSCTL = """#!/bin/sh
@@ -34,10 +34,11 @@ name=${3%%=*}; value=${3#*=}
 printf '%s\\n' "$value" > "$SYSCTLS/$name"
 """
 CAT = """#!/bin/sh
+# Only root, if anybody, reads a parameter that $READABLE does not name.
 case "$1" in
-  /proc/sys/*) exec /bin/cat "$SYSCTLS/$(printf %s "${1#/proc/sys/}" | tr / .)" ;;
-  *) exec /bin/cat "$@" ;;
+  */proc/sys/*) case " $READABLE " in *" ${1##*/} "*) ;; *) echo "cat: $1: Permission denied" >&2; exit 1 ;; esac ;;
 esac
+exec /bin/cat "$@"
 """
 
 
@@ -67,14 +68,17 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SYSCTLS", str(folder))
     (folder / "net.core.rmem_max").write_text("212992\n")
     (folder / "net.ipv4.tcp_rmem").write_text("4096\t131072\t6291456\n")
+    for path in list(folder.iterdir()):
+        place = tmp_path / "host/proc/sys" / path.name.replace(".", "/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
     return folder
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> LocalNode:
-    node = LocalNode(programs=tmp_path / "programs")
+    node = LocalNode(programs=tmp_path / "programs", sandbox=tmp_path / "host")
     node.install("sysctl", SYSCTL)
-    node.install("cat", CAT)
     return node
 
 
@@ -189,6 +193,15 @@ def test_the_observation_script_runs_on_this_machine_for_a_folder_that_is_not_th
     assert not (tmp_path / "not").exists()
 
 
+def test_a_docker_and_a_driver_that_hang_are_not_a_dead_node(node: LocalNode, tmp_path: Path) -> None:
+    node.install("timeout", '#!/bin/sh\n[ "$1 $2 $3" = "-k 1 8" ] || exit 9; shift 3; exec /usr/bin/timeout 0.2 "$@"\n')
+    for program in ("docker", "nvidia-smi"):
+        node.install(program, "#!/bin/sh\nexec sleep 30\n")
+    facts = observe_host(node, str(tmp_path))
+    assert (facts.docker, facts.gpu) == (None, None)
+    assert facts.docker_problem == "the Docker daemon does not answer in 8 s"
+
+
 @pytest.mark.usefixtures("kernel")
 def test_kernel_parameters_are_read_with_single_blanks_and_absent_ones_told(node: LocalNode) -> None:
     names = ["net.core.rmem_max", "net.ipv4.tcp_rmem", "no.such"]
@@ -197,6 +210,38 @@ def test_kernel_parameters_are_read_with_single_blanks_and_absent_ones_told(node
         "net.ipv4.tcp_rmem": "4096 131072 6291456",
         "no.such": None,
     }
+
+
+def as_user(node: LocalNode, monkeypatch: pytest.MonkeyPatch, user: str, root: str) -> None:
+    """Only these parameters can be read by the deploy user and by root."""
+    node.install("cat", CAT)
+    node.before = lambda cmd: monkeypatch.setenv("READABLE", root if cmd.sudo else user)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_parameter_that_only_root_reads_is_read_by_root(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(node, monkeypatch, "rmem_max", "rmem_max tcp_rmem")
+    assert observe_sysctls(node, ["net.core.rmem_max", "net.ipv4.tcp_rmem", "no.such"]) == {
+        "net.core.rmem_max": "212992",
+        "net.ipv4.tcp_rmem": "4096 131072 6291456",
+        "no.such": None,
+    }
+    assert [cmd.argv[-1] for cmd in node.asked if cmd.sudo] == ["net.ipv4.tcp_rmem"]
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_parameter_that_nobody_can_read_is_not_absent(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(node, monkeypatch, "", "")
+    with pytest.raises(CommandError) as failed:
+        observe_sysctls(node, ["net.core.rmem_max"])
+    assert failed.value.line.startswith(
+        "spark-a (host.sysctls): expected to read the kernel parameter net.core.rmem_max: "
+    )
+
+
+def test_a_cut_answer_about_parameters_is_not_absent() -> None:
+    with pytest.raises(ObservationError):
+        observe_sysctls(ScriptedTransport("spark-a", lambda _: "=== a.b\n1\n"), ["a.b", "c.d"])
 
 
 def test_without_declared_parameters_the_node_is_not_asked() -> None:
@@ -235,6 +280,30 @@ def test_applying_records_the_old_value_first_and_is_done_once(
     apply_sysctls(node, folder, wanted, [])
     assert [cmd for cmd in node.asked if cmd.sudo] == []
     assert (kernel / "net.core.rmem_max").read_text() == "67108864\n"
+
+
+def test_a_drift_that_was_repaired_does_not_pass_for_the_old_value(
+    node: LocalNode, folder: StackFolder, kernel: Path
+) -> None:
+    path, wanted = kernel / "net.core.rmem_max", {"net.core.rmem_max": "120"}
+    path.write_text("120\n")
+    apply_sysctls(node, folder, wanted, [])
+    path.write_text("77\n")
+    apply_sysctls(node, folder, wanted, [])
+    assert path.read_text() == "120\n"
+    assert [(entry.target, entry.old) for entry in read_journal(node, folder)] == [("net.core.rmem_max", "120")]
+    apply_sysctls(node, folder, {}, ["net.core.rmem_max"])
+    assert path.read_text() == "120\n"
+
+
+def test_what_the_journal_has_is_not_recorded_again(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
+    wanted = {"net.core.rmem_max": "1", "net.ipv4.tcp_rmem": "4096 131072 6291456"}
+    apply_sysctls(node, folder, wanted, [])
+    assert len(read_journal(node, folder)) == 2
+    node.asked.clear()
+    apply_sysctls(node, folder, wanted, [])
+    assert [cmd.stdin for cmd in node.asked if cmd.stdin] == []
+    assert (kernel / "net.core.rmem_max").read_text() == "1\n"
 
 
 def test_what_is_no_longer_declared_goes_back(node: LocalNode, folder: StackFolder, kernel: Path) -> None:
@@ -303,3 +372,19 @@ def test_no_file_is_removed_when_docker_cannot_be_asked(tmp_path: Path) -> None:
     with pytest.raises(CommandError):
         prune_files(LocalNode(programs=programs), folder, [])
     assert (Path(folder.files) / "stale").is_dir()
+
+
+def test_no_file_is_removed_when_docker_cannot_tell_the_mounts(tmp_path: Path) -> None:
+    folder = StackFolder(str(tmp_path / "root"), "dev")
+    (Path(folder.files) / "mounted").mkdir(parents=True)
+    node = LocalNode(programs=tmp_path / "bin")
+    node.install(
+        "docker",
+        f'#!/bin/sh\n[ "$1" = ps ] && printf "c1\\nc2\\n" && exit\necho "$*" >> {tmp_path}/asked\n'
+        'echo "/etc "; exit 1\n',
+    )
+    with pytest.raises(CommandError):
+        prune_files(node, folder, [])
+    assert (Path(folder.files) / "mounted").is_dir()
+    [asked] = (tmp_path / "asked").read_text().splitlines()
+    assert asked.endswith(" c1 c2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import tarfile
@@ -10,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from spark_core.errors import CommandError, SettingsError, SparkError, UnreachableError
-from spark_core.image import ImageFacts, archive_image_id, ensure_image, observe_image, require_parity
+from spark_core.image import ImageFacts, archive_image_id, ensure_image, load_archive, observe_image, require_parity
 from spark_core.settings import ImageSettings
 from spark_core.transport.base import Command, Result
-from spark_core.transport.scripted import ScriptedTransport
 from tests.fake_host import FakeHost
+from tests.scripted_transport import ScriptedTransport
 
 ID = "sha256:" + "a" * 64
 OTHER = "sha256:" + "b" * 64
@@ -157,6 +158,29 @@ def test_a_load_that_brought_nothing_is_told(host: FakeHost, tmp_path: Path) -> 
     with pytest.raises(CommandError) as failed:
         ensure_image(host.node, ImageSettings(archive=archive(tmp_path / "i.tar")), ID, lambda _: None)
     assert failed.value.line == f"spark-a: expected the image {ID} after bringing it, found none"
+    assert "containerd image store" in failed.value.do
+    assert "image.registry" in failed.value.do
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_an_archive_that_cannot_be_read_is_told_in_one_line(
+    when: str, host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "i.tar"
+    if when == "while":
+        archive(path)
+
+        class Stale(io.BytesIO):
+            name = str(path)
+
+            def read(self, size: int | None = -1) -> bytes:
+                raise OSError(errno.ESTALE, "Stale file handle")
+
+        monkeypatch.setattr(Path, "open", lambda *_: Stale())
+    with pytest.raises(SparkError) as failed:
+        load_archive(host.node, str(path), lambda _: None)
+    words = "Stale file handle" if when == "while" else "No such file or directory"
+    assert failed.value.line == f"image.archive: expected to read {path} to its end, found: {words}"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +198,15 @@ def test_two_nodes_with_different_images_are_refused(other: ImageFacts) -> None:
     assert failed.value.line == (
         f"spark-b (image): expected the image of spark-a ({ID[:19]}), found another one ({OTHER[:19]})"
     )
+
+
+def test_one_image_under_two_ids_is_refused_since_the_nodes_keep_images_differently() -> None:
+    with pytest.raises(SparkError) as failed:
+        require_parity({"spark-a": FACTS, "spark-b": ImageFacts(OTHER, FACTS.architecture, FACTS.layers)})
+    assert failed.value.line == (
+        f"spark-b (image): expected the image id of spark-a ({ID}), found the same image as {OTHER}"
+    )
+    assert "same image store" in failed.value.do
 
 
 def test_the_same_image_everywhere_is_that_image() -> None:

@@ -26,9 +26,9 @@ from spark_core.journal import (
     undo_commands,
 )
 from spark_core.transport.base import Command, Result
-from spark_core.transport.scripted import ScriptedTransport
 from spark_core.transport.ssh import write_file
 from tests.local_node import LocalNode
+from tests.scripted_transport import ScriptedTransport
 
 SYSCTL = """#!/bin/sh
 # A kernel with the parameters that lie as files in $SYSCTLS.
@@ -226,13 +226,22 @@ def test_what_could_not_be_put_back_stays_in_the_journal(
     monkeypatch.setenv("SYSCTLS", str(tmp_path))
     node.install("sysctl", SYSCTL)
     open_journal(node, folder)
-    record(node, folder, JournalEntry("sysctl", "gone.parameter", "1"))
+    record(node, folder, JournalEntry("sysctl", "kernel.ostype", "1"))
     with pytest.raises(SparkError) as failed:
         close_journal(node, folder)
     assert failed.value.line == (
-        "spark-a: expected to put sysctl gone.parameter back, found: sysctl: cannot stat gone.parameter"
+        "spark-a: expected to put sysctl kernel.ostype back, found: sysctl: cannot stat kernel.ostype"
     )
-    assert [entry.target for entry in read_journal(node, folder)] == ["gone.parameter"]
+    assert [entry.target for entry in read_journal(node, folder)] == ["kernel.ostype"]
+
+
+def test_a_parameter_whose_module_is_not_loaded_any_more_needs_no_putting_back(
+    node: LocalNode, folder: StackFolder
+) -> None:
+    open_journal(node, folder)
+    record(node, folder, JournalEntry("sysctl", "gone.parameter", "1"))
+    assert undo(node, folder) == ["sysctl gone.parameter"]
+    assert read_journal(node, folder) == []
 
 
 def test_a_link_whose_cable_was_pulled_needs_no_putting_back(node: LocalNode, folder: StackFolder) -> None:
@@ -313,9 +322,9 @@ def test_the_name_of_an_entry_is_a_plain_file_name(target: str) -> None:
     [
         (
             JournalEntry("sysctl", "net.core.rmem_max", "1 2 3"),
-            ["sysctl", "-q", "-w", "net.core.rmem_max=1 2 3"],
+            ["net.core.rmem_max", "1 2 3"],
         ),
-        (JournalEntry("link", "enp1s0f1np1", "1500"), ["enp1s0f1np1", "1500", ""]),
+        (JournalEntry("link", "enp1s0f1np1", "1500"), ["enp1s0f1np1", "1500", "up", "", ""]),
         (JournalEntry("file", "/etc/x", None), ["rm", "-f", "--", "/etc/x"]),
     ],
     ids=lambda value: value.kind if isinstance(value, JournalEntry) else "",

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from spark_core.api_key import generate_key, key_digest, observe_key, read_key, remove_key, write_key
 from spark_core.errors import CommandError, SparkError
 from spark_core.transport.base import Command, Result
-from spark_core.transport.scripted import ScriptedTransport
 from spark_core.transport.ssh import write_file
 from tests.local_node import LocalNode
+from tests.scripted_transport import ScriptedTransport
 
 MARKER = "sk-marker-a1b2c3d4"
 

@@ -23,9 +23,9 @@ from spark_core.preflight import (
 )
 from spark_core.settings import NodeSettings, Settings, read_settings
 from spark_core.transport.base import Command, Result, Transport
-from spark_core.transport.scripted import ScriptedTransport
 from tests.config_cases import apply_change, load_base
 from tests.fake_host import FakeHost
+from tests.scripted_transport import ScriptedTransport
 
 HOST = HostFacts(
     architecture="arm64",

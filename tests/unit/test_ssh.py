@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spark_core.errors import CommandError, UnreachableError
-from spark_core.transport.base import Command, command, script
+from spark_core.transport.base import Command, command, run_checked, script
 from spark_core.transport.connection import Connection, ConnectionSpec
 from spark_core.transport.ssh import SshTransport
 from tests.fake_ssh import FakeSsh
@@ -128,8 +128,77 @@ def test_a_command_that_itself_ends_with_255_is_an_answer(ssh: FakeSsh) -> None:
 def test_a_command_without_an_end_is_given_up_without_its_input(ssh: FakeSsh) -> None:
     with pytest.raises(CommandError) as failed:
         transport(ssh).run(replace(command("tail", "-f", "/dev/null", stdin=MARKER.encode()), timeout_s=0.5))
-    assert "found none: tail -f /dev/null" in failed.value.line
+    assert failed.value.line == "spark-a: expected an answer of `tail`: no answer in 0.5 s"
     assert MARKER not in "".join(traceback.format_exception(failed.value.with_traceback(None)))
+
+
+@pytest.mark.parametrize("way", ["run", "stream"])
+def test_a_connection_that_is_lost_without_a_word_is_no_answer_and_is_opened_anew(way: str, ssh: FakeSsh) -> None:
+    carrier = transport(ssh)
+    assert carrier.run(command("true")).ok
+    ssh.lose("spark-a", "id -u")
+    with pytest.raises(UnreachableError) as failed:
+        carrier.run(command("id", "-u")) if way == "run" else carrier.stream(command("id", "-u"), [b"x"])
+    assert failed.value.line == "spark-a, session: expected an answer, found: the connection was lost"
+    ssh.mend("spark-a")
+    assert carrier.run(command("echo", "again")).stdout == "again\n"
+    assert len(ssh.masters("spark-a")) == 2
+
+
+def test_what_a_command_said_before_the_connection_was_lost_is_no_answer_either(ssh: FakeSsh) -> None:
+    cmd = script('echo half a word >&2; rm -f "$HOME"/../../home/.cache/spark-vllm/ctl/*[!k]; exit 255')
+    error = failure(transport(ssh), cmd)
+    assert error.line.endswith("found: the connection was lost")
+    assert error.evidence == ("half a word",)
+
+
+@pytest.mark.parametrize(
+    ("user", "sudo", "line"),
+    [("root", "free", "id -u"), ("user", "free", "sudo -kn true"), ("user", MARKER, "sudo -k -S -p '' -- true")],
+)
+def test_a_loss_while_sudo_is_tried_out_is_no_answer_about_it(user: str, sudo: str, line: str, ssh: FakeSsh) -> None:
+    ssh.be("spark-a", user, sudo)
+    carrier = transport(ssh, MARKER if sudo == MARKER else None)
+    ssh.lose("spark-a", line)
+    assert failure(carrier, command("id", "-u", sudo=True)).step == "session"
+    ssh.mend("spark-a")
+    assert carrier.run(command("true", sudo=True)).ok
+    assert all("-S" not in call for call in ssh.sudo_calls("spark-a")) or sudo == MARKER
+    assert (ssh.sudo_calls("spark-a") == []) == (user == "root")
+
+
+def test_no_answer_in_time_is_told_by_the_purpose_and_not_by_the_script(ssh: FakeSsh) -> None:
+    cmd = script("read -r line; exec tail -f /dev/null", stdin=b"x\n", timeout_s=0.5)
+    with pytest.raises(CommandError) as failed:
+        run_checked(transport(ssh), cmd, purpose="expected to read the facts of the host")
+    assert failed.value.line == "spark-a: expected to read the facts of the host: no answer in 0.5 s"
+    assert failed.value.do
+    with pytest.raises(CommandError) as failed:
+        transport(ssh).run(cmd)
+    assert failed.value.line == "spark-a: expected an answer of a script: no answer in 0.5 s"
+    with pytest.raises(CommandError) as failed:
+        transport(ssh).stream(replace(cmd, purpose="expected docker to load it"), [b"x\n"])
+    assert failed.value.line == "spark-a: expected docker to load it: no answer in 0.5 s"
+    with pytest.raises(CommandError) as failed:
+        transport(ssh).stream(command("tail", "-f", "/dev/null", timeout_s=0.5), [])
+    assert failed.value.line == "spark-a: expected an answer of `tail`: no answer in 0.5 s"
+
+
+def test_a_stuck_master_process_is_replaced(ssh: FakeSsh, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transport(ssh).run(command("true")).ok
+    monkeypatch.setattr("spark_core.transport.ssh.TCP_TIMEOUT_S", 0.5)
+    ssh.slow_master("spark-a")
+    assert transport(ssh).run(command("true")).ok
+    assert len(ssh.masters("spark-a")) == 2
+
+
+def test_a_source_that_fails_while_it_is_streamed_leaves_no_process_behind(ssh: FakeSsh) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * 100
+        raise CommandError("expected the file, found none")
+
+    with pytest.raises(CommandError, match="expected the file"):
+        transport(ssh).stream(command("cat"), chunks())
 
 
 def test_a_stream_arrives_whole(ssh: FakeSsh) -> None:
@@ -184,13 +253,13 @@ def test_our_own_sessions_are_bounded(ssh: FakeSsh) -> None:
     running, most, lock = 0, 0, threading.Lock()
     original = carrier._session
 
-    def counted(line: str, stdin: bytes, timeout_s: float) -> object:
+    def counted(line: str, stdin: bytes, timeout_s: float, told: str) -> object:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
         try:
-            return original(line, stdin, timeout_s)
+            return original(line, stdin, timeout_s, told)
         finally:
             with lock:
                 running -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from spark_core import weights
 from spark_core.errors import CommandError, ObservationError, SettingsError, SparkError, UnreachableError
 from spark_core.transport.base import Command, Result
-from spark_core.transport.scripted import ScriptedTransport
 from spark_core.weights import (
     Manifest,
     copy_weights,
@@ -25,6 +25,7 @@ from spark_core.weights import (
     verify_in_place,
 )
 from tests.local_node import LocalNode
+from tests.scripted_transport import ScriptedTransport
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 NAMES = st.sampled_from(["config.json", "model.safetensors", "a/b/tokenizer.json", "with blank.txt", "-dash", "é.txt"])
@@ -41,6 +42,15 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of who runs this, where hashes of the controller are kept."""
+    path = tmp_path / "home"
+    path.mkdir()
+    monkeypatch.setenv("HOME", str(path))
+    return path
 
 
 @pytest.fixture
@@ -242,6 +252,71 @@ def test_a_cache_that_was_cut_is_made_anew(text: str, model: Path, places: Place
     assert observe_weights(places.node, str(model), places.root) == local_manifest(str(model))
 
 
+def test_the_controller_does_not_read_unchanged_files_again(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = local_manifest(str(model))
+    read: list[str] = []
+    original = weights._sha256
+    monkeypatch.setattr(weights, "_sha256", lambda path: read.append(path.name) or original(path))  # type: ignore[func-returns-value]
+    assert local_manifest(str(model)) == first
+    assert read == []
+    status = (model / SHARDS[0]).stat()
+    (model / SHARDS[0]).write_bytes(b"FIRST" * 100)
+    os.utime(model / SHARDS[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert first.differences(local_manifest(str(model))) == [f"{SHARDS[0]}: content differs"]
+    assert read == [SHARDS[0]]
+    assert [path.name for path in (home / ".cache/spark-vllm").iterdir()] == ["hashes.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "\xff", '{"x": 1}', "bad entries"])
+def test_a_bad_cache_of_the_controller_is_made_anew(text: str, model: Path, home: Path) -> None:
+    cache = home / ".cache/spark-vllm/hashes.json"
+    cache.parent.mkdir(parents=True)
+    if text == "bad entries":
+        text = json.dumps({str(path): [[0], 3] for path in model.iterdir()})
+    cache.write_text(text, encoding="latin-1")
+    first = local_manifest(str(model))
+    cache.unlink()
+    assert local_manifest(str(model)) == first
+    assert set(json.loads(cache.read_text())) == {str(path) for path in model.iterdir()}
+
+
+def test_a_home_that_takes_no_cache_changes_nothing(model: Path, home: Path) -> None:
+    (home / ".cache").write_text("no folder")
+    assert local_manifest(str(model)) == local_manifest(str(model))
+    assert (home / ".cache").read_text() == "no folder"
+
+
+def test_a_file_of_the_controller_that_cannot_be_read_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(weights, "_sha256", denied)
+    with pytest.raises(SettingsError) as failed:
+        local_manifest(str(model))
+    assert failed.value.violations == (
+        f"model.source: expected to read config.json in {model}, found: Permission denied",
+    )
+
+
+def test_a_file_that_goes_while_it_is_copied_is_told_in_one_line(model: Path, places: Places) -> None:
+    wanted = local_manifest(str(model))
+    (model / SHARDS[0]).unlink()
+    with pytest.raises(SparkError) as failed:
+        copy_weights(places.node, str(model), places.target, wanted, places.root, lambda _: None)
+    assert failed.value.line == (
+        f"model.source: expected to read {model}/{SHARDS[0]} to its end, found: No such file or directory"
+    )
+
+
+def test_names_with_blanks_and_line_ends_arrive(model: Path, places: Places) -> None:
+    for name in (" before.txt", "after.txt ", "two\nlines.txt", "back\\slash.txt"):
+        (model / name).write_text(name)
+    places.copy(model)
+    assert contents(Path(places.target)) == contents(model)
+
+
 def test_a_copy_is_whole_and_readable_by_the_containers(model: Path, places: Places) -> None:
     places.copy(model)
     assert contents(Path(places.target)) == contents(model)
@@ -415,6 +490,42 @@ def test_two_nodes_with_different_files_are_told_apart(model: Path, tmp_path: Pa
     assert failed.value.line == (
         "spark-b (model.source): expected the same weights as on spark-a, found config.json: content differs"
     )
+
+
+def test_an_index_that_cannot_be_read_is_not_no_index(model: Path, tmp_path: Path) -> None:
+    nodes, roots = two_nodes(model)
+    nodes["spark-a"].programs = tmp_path / "programs"
+    nodes["spark-a"].install("cat", '#!/bin/sh\necho "cat: Input/output error" >&2; exit 1\n')
+    with pytest.raises(SparkError) as failed:
+        verify_in_place(nodes, str(model), roots)
+    assert failed.value.line == (
+        f"spark-a (model.source): expected to read model.safetensors.index.json in {model}: "
+        "expected exit status 0, found 1 (cat: Input/output error)"
+    )
+
+
+def test_a_model_without_an_index_is_verified_without_one(model: Path) -> None:
+    (model / "model.safetensors.index.json").unlink()
+    nodes, roots = two_nodes(model)
+    assert verify_in_place(nodes, str(model), roots) == local_manifest(str(model))
+
+
+def test_the_nodes_hash_at_the_same_time_and_all_their_faults_are_told(model: Path) -> None:
+    together = threading.Barrier(2, timeout=20)
+
+    def silent(node: str) -> ScriptedTransport:
+        def answer(_: Command) -> Result:
+            together.wait()
+            raise UnreachableError(f"no answer of {node}", node=node, step="login")
+
+        return ScriptedTransport(node, answer)
+
+    with pytest.raises(SparkError) as failed:
+        verify_in_place(
+            {"spark-a": silent("spark-a"), "spark-b": silent("spark-b")}, str(model), {"spark-a": "/r", "spark-b": "/r"}
+        )
+    assert "no answer of spark-a" in failed.value.line
+    assert any("no answer of spark-b" in line for line in failed.value.evidence)
 
 
 def test_verifying_on_no_node_is_refused() -> None:
