@@ -77,6 +77,7 @@ class SparkNode(pulumi.ComponentResource):
             stack=args.stack,
             root=self.folder.root,
             sysctls=dict(settings.host.sysctls),
+            setup={setup.name: setup.delete for setup in settings.host.setup if setup.delete},
             files={f"{self.folder.files}/{file.remote}": file.sha256 for file in args.files},
             opts=pulumi.ResourceOptions(parent=self, depends_on=[self.journal]),
         )

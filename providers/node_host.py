@@ -15,16 +15,16 @@ from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, Upda
 
 from providers._adapter import SparkProvider, folder_of, told
 from spark_core.host import apply_sysctls, observe_files, observe_host, observe_sysctls, prune_files
-from spark_core.journal import undo
+from spark_core.journal import record_setup, undo
 from spark_core.transport.base import run_checked, script
 
-INPUTS = ("node", "connection", "stack", "root", "sysctls", "files")
+INPUTS = ("node", "connection", "stack", "root", "sysctls", "files", "setup")
 
 
 class NodeHostProvider(SparkProvider):
     """Life cycle of a host's kernel parameters, and the watch over the files that lie on it."""
 
-    compared = ("sysctls", "files")
+    compared = ("sysctls", "files", "setup")
     replaced_by = ("node", "stack", "root")
 
     @told
@@ -71,6 +71,7 @@ class NodeHostProvider(SparkProvider):
 
     def _converge(self, olds: Mapping[str, Any], news: Mapping[str, Any]) -> dict[str, Any]:
         transport = self.run.transport(news["node"], news["connection"])
+        record_setup(transport, folder_of(news), news["setup"])
         no_longer = sorted(set(olds.get("sysctls") or {}) - set(news["sysctls"]))
         apply_sysctls(transport, folder_of(news), news["sysctls"], no_longer)
         folders = sorted({path.rpartition("/")[0] for path in news["files"]})
@@ -99,6 +100,7 @@ class NodeHost(Resource, module="spark", name="NodeHost"):
         root: Our folder on the node.
         sysctls: Kernel parameters and their values.
         files: Absolute path of each file of ours to its SHA-256.
+        setup: Name of each setup command of the owner to the text that takes it back.
     """
 
     architecture: pulumi.Output[str]
@@ -124,6 +126,7 @@ class NodeHost(Resource, module="spark", name="NodeHost"):
         root: str,
         sysctls: dict[str, str],
         files: dict[str, str],
+        setup: dict[str, str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         props: dict[str, Any] = {
@@ -133,6 +136,7 @@ class NodeHost(Resource, module="spark", name="NodeHost"):
             "root": root,
             "sysctls": sysctls,
             "files": files,
+            "setup": setup,
         }
         outputs = dict.fromkeys(("architecture", "kernel", "os", "docker", "gpu", "repair"))
         super().__init__(NodeHostProvider(), resource_name, props | outputs, opts)

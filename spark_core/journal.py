@@ -13,14 +13,14 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from spark_core.errors import CommandError, ObservationError, SparkError
 from spark_core.transport.base import Command, Transport, command, parse_sections, run_checked, script
 from spark_core.transport.ssh import write_file
 
-Kind = Literal["sysctl", "file", "link"]
+Kind = Literal["sysctl", "file", "link", "command"]
 
 _READ = (
     'cd "$1" 2>/dev/null || exit 0; for f in *.json; do [ -e "$f" ] || continue; echo "=== $f"; cat "$f"; echo; done'
@@ -49,6 +49,7 @@ for pair in "$@"; do
 done
 """
 _NETPLAN_APPLY_TIMEOUT_S = 60
+_SETUP_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,11 @@ class JournalEntry:
     """One thing on a node as it was before we changed it.
 
     Attributes:
-        kind: ``sysctl`` (target is the parameter), ``file`` (target is the path) or ``link`` (target is the netdev).
+        kind: ``sysctl`` (target is the parameter), ``file`` (target is the path), ``link`` (target is the netdev) or
+            ``command`` (target is the name of a setup command of the owner).
         target: What was changed.
-        old: The value before: text of the sysctl, base64 of the file or None if there was none, MTU of the link.
+        old: The value before: text of the sysctl, base64 of the file or None if there was none, MTU of the link, the
+            text that takes a setup command back.
         mode: Octal mode of the file before.
         owner: ``user:group`` of the file before.
         up: Whether the link was up.
@@ -218,6 +221,26 @@ def record_file(transport: Transport, folder: StackFolder, path: str) -> None:
     record(transport, folder, JournalEntry("file", path, sections["bytes"].strip(), mode.zfill(4), owner))
 
 
+def record_setup(transport: Transport, folder: StackFolder, deletes: Mapping[str, str]) -> None:
+    """Write down how the owner's setup commands are taken back, and forget those that are no longer declared.
+
+    The command provider takes back what it has recorded; a run that is killed while a command runs records nothing.
+
+    Args:
+        deletes: Name of each command to its delete text.
+    """
+    known = {entry.target: entry for entry in read_journal(transport, folder) if entry.kind == "command"}
+    for name, text in deletes.items():
+        entry = JournalEntry("command", name, text, at=time.time())
+        if name not in known:
+            record(transport, folder, entry)
+        elif known[name].old != text:
+            amend(transport, folder, replace(known[name], old=text))
+    gone = [f"{folder.journal}/{entry.file_name}" for name, entry in known.items() if name not in deletes]
+    if gone:
+        run_checked(transport, command("rm", "-f", "--", *gone), purpose="expected to forget setup commands")
+
+
 def undo_commands(entry: JournalEntry) -> list[Command]:
     """The commands that put one entry back."""
     if entry.kind == "sysctl":
@@ -232,6 +255,8 @@ def undo_commands(entry: JournalEntry) -> list[Command]:
         state = "up" if entry.up else "down"
         addresses = (" ".join(entry.added), " ".join(entry.addresses))
         return [script(_UNDO_LINK, entry.target, str(entry.old), state, *addresses, *pairs, sudo=True)]
+    if entry.kind == "command":
+        return [script(entry.old or "", timeout_s=_SETUP_TIMEOUT_S)]
     if entry.old is None:
         return [command("rm", "-f", "--", entry.target, sudo=True)]
     restore = write_file(entry.target, base64.b64decode(entry.old), mode=entry.mode or "0600", sudo=True)

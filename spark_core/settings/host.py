@@ -14,7 +14,9 @@ class SetupCommand(FrozenModel):
 
     name: Name = Field(description="name of the command in resources and messages")
     create: str = Field(min_length=1, description="shell text that brings the node into the wanted state")
-    delete: str | None = Field(default=None, description="shell text that takes it back on destroy")
+    delete: str | None = Field(
+        default=None, description="shell text that takes it back on destroy; must be idempotent too"
+    )
 
 
 class HostSettings(FrozenModel):

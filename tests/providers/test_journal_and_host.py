@@ -27,6 +27,7 @@ def host_props(deployment: Deployment, node: str = "spark-a", **changes: Any) ->
         "stack": "dev",
         "root": deployment.root(node),
         "sysctls": {},
+        "setup": {},
         "files": {},
         **changes,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import pwd
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -193,8 +194,9 @@ def test_an_alias_is_resolved_to_address_port_and_jump_host(ssh_config: Path) ->
         "gate.example",
         ED25519,
     )
-    assert found.identity_files == (str(Path.home() / ".ssh/id_spark"),)
-    assert found.identity_agent == str(Path.home() / "agent.sock")
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # ssh asks the user database, not HOME
+    assert found.identity_files == (str(home / ".ssh/id_spark"),)
+    assert found.identity_agent == str(home / "agent.sock")
 
 
 def test_the_settings_port_and_user_stand_above_the_configuration(ssh_config: Path) -> None:

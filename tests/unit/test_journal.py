@@ -22,6 +22,7 @@ from spark_core.journal import (
     read_journal,
     record,
     record_file,
+    record_setup,
     undo,
     undo_commands,
 )
@@ -340,3 +341,17 @@ def test_a_file_goes_back_with_its_mode_and_owner() -> None:
     restore, owner = undo_commands(entry)
     assert (restore.stdin, restore.argv[-3:], restore.sudo) == (b"old", ("/etc/x", "0640", "3"), True)
     assert owner.argv == ("chown", "root:netdev", "/etc/x")
+
+
+def test_a_setup_command_that_no_state_knows_of_is_taken_back(
+    node: LocalNode, folder: StackFolder, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    open_journal(node, folder)
+    record_setup(node, folder, {"motd": f"rm -f {made}", "other": "true"})
+    made.touch()
+    record_setup(node, folder, {"motd": f"rm -f {made}; true"})
+    [entry] = read_journal(node, folder)
+    assert (entry.kind, entry.target, entry.old) == ("command", "motd", f"rm -f {made}; true")
+    close_journal(node, folder)
+    assert not made.exists()
