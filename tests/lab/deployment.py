@@ -83,7 +83,7 @@ class BackgroundRun:
     def wait(self, timeout_s: float) -> int:
         """Exit status."""
         code = self._process.wait(timeout_s)
-        self._reader.join(10)
+        self._close()
         return code
 
     def kill(self) -> None:
@@ -96,6 +96,12 @@ class BackgroundRun:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait(10)
+        self._close()
+
+    def _close(self) -> None:
+        self._reader.join(30)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
