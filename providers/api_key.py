@@ -21,7 +21,7 @@ INPUTS = ("node", "connection", "stack", "group", "source", "path", "file")
 class ApiKeyProvider(SparkProvider):
     """Life cycle of a group's key: made or taken from the settings, written, compared by digest, removed."""
 
-    compared = ("source", "file")
+    compared = ("connection", "source", "file")
     replaced_by = ("node", "stack", "group", "path")
 
     @told

@@ -24,7 +24,7 @@ from spark_core.transport.ssh import SshTransport
 def connection_facts(node: NodeSettings) -> dict[str, Any]:
     """How a node is reached, for the day the settings no longer name it; kept by every resource that is on it.
 
-    Never compared: an address that changes is no change of the resource.
+    Compared like any other input: a node that is reached in another way is remembered so.
     """
     return {"address": node.management_address, "user": node.user, "port": node.ssh_port, "host_key": node.host_key}
 

@@ -30,7 +30,7 @@ INPUTS = ("node", "connection", "stack", "root", "managed", "interfaces", "netpl
 class FabricLinkProvider(SparkProvider):
     """Life cycle of a node's fabric: written and applied if it is managed, else checked."""
 
-    compared = ("managed", "interfaces", "netplan")
+    compared = ("connection", "managed", "interfaces", "netplan")
     replaced_by = ("node", "stack", "root", "netplan_file")
 
     @told

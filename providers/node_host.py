@@ -24,7 +24,7 @@ INPUTS = ("node", "connection", "stack", "root", "sysctls", "files", "setup")
 class NodeHostProvider(SparkProvider):
     """Life cycle of a host's kernel parameters, and the watch over the files that lie on it."""
 
-    compared = ("sysctls", "files", "setup")
+    compared = ("connection", "sysctls", "files", "setup")
     replaced_by = ("node", "stack", "root")
 
     @told

@@ -238,6 +238,13 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
             return GateError(
                 f"expected the container {rank.container}, found none", where=state.node, do="run up again"
             )
+        if state.silent:
+            return GateError(
+                f"expected the supervisor to write its status, found none for {state.silent_s:.0f} s",
+                where=f"{state.node}, rank {state.rank}",
+                do="run up again: it restarts a rank whose supervisor is stuck",
+                evidence=_log_tail(rank),
+            )
         if state.restarts >= CRASH_LOOP_RESTARTS and state.status is None:
             return GateError(
                 f"expected the container {rank.container} to start, found that it ended {state.restarts} times at once",

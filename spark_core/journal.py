@@ -41,7 +41,7 @@ for address in $before; do
   case "$have" in *" $address "*) ;; *) ip address add "$address" dev "$dev" ;; esac
 done
 ip link set dev "$dev" mtu "$mtu"
-[ "$state" = up ] || ip link set dev "$dev" down
+ip link set dev "$dev" "$state"
 for pair in "$@"; do
   file="/proc/sys/net/${pair%%=*}"
   [ -w "$file" ] || continue

@@ -43,7 +43,7 @@ def lab_is_off(environ: Mapping[str, str]) -> bool:
         )
     except subprocess.TimeoutExpired:
         raise Stop(f"lab: no answer in {STATUS_LIMIT_S} s; `python -m lab status` tells more") from None
-    if asked.returncode == NO_SUCH_LAB:
+    if asked.returncode == NO_SUCH_LAB and "is not up" in asked.stderr:
         return True
     try:
         return not any(host["power"] for host in json.loads(asked.stdout)["hosts"])

@@ -54,11 +54,11 @@ def test_the_life_of_a_journal(deployment: Deployment, journal_props: JournalPro
     assert not root.exists()
 
 
-def test_an_address_that_changes_is_no_change_of_a_resource_on_the_node(deployment: Deployment) -> None:
+def test_an_address_that_changes_is_remembered_and_replaces_nothing(deployment: Deployment) -> None:
     host = deployment.manage(NodeHostProvider)
     host.id, host.outputs = "x", host_props(deployment)
     assert host.diff(host_props(deployment, connection={"address": "elsewhere", "user": "root"})) == (
-        False,
+        True,
         [],
     )
 

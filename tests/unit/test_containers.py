@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from spark_core.containers import make_way, remove_labelled, stop_container
+from spark_core.containers import STOP_TIMEOUT_S, make_way, remove_labelled, restart_container, stop_container
 from spark_core.errors import CommandError, ForeignObjectError
-from spark_core.transport.base import Result
+from spark_core.transport.base import Command, Result
 from tests.fake_host import FakeHost
 from tests.scripted_transport import ScriptedTransport
 
@@ -80,3 +81,39 @@ def test_a_daemon_that_does_not_answer_is_not_a_node_without_containers(host: Fa
         remove_labelled(host.node, "dev")
     with pytest.raises(CommandError):
         stop_container(host.node, NAME)
+
+
+def serving_elsewhere(serves: bool) -> ScriptedTransport:
+    """A node with a running container of ours whose supervisor says whether it serves."""
+
+    def answer(cmd: Command) -> Result | str:
+        words = cmd.argv
+        if words[:3] == ("docker", "container", "inspect"):
+            config = {"Labels": OURS, "Image": "x", "Entrypoint": ["python3", "/opt/spark-vllm/runtime.pyz"]}
+            return json.dumps([{"Config": config, "State": {"Running": True}, "Created": "2026-01-01T00:00:00Z"}])
+        if words[:2] == ("docker", "exec"):
+            assert words[2:] == (NAME, "python3", "/opt/spark-vllm/runtime.pyz", "status")
+            return Result(0 if serves else 1, "{}", "")
+        return ""
+
+    return ScriptedTransport("spark-a", answer)
+
+
+def test_a_container_of_this_stack_that_serves_without_this_state_is_left_alone() -> None:
+    node = serving_elsewhere(True)
+    with pytest.raises(ForeignObjectError) as failed:
+        make_way(node, NAME, "dev")
+    assert "one of a stack dev that serves and is not in this state" in failed.value.line
+    assert not any("rm" in word for cmd in node.asked for word in cmd.argv)
+
+
+def test_a_container_of_this_stack_that_does_not_serve_makes_way() -> None:
+    assert make_way(serving_elsewhere(False), NAME, "dev") is not None
+
+
+def test_a_restart_waits_as_long_as_the_supervisor_may_need() -> None:
+    node = ScriptedTransport("spark-a", lambda _: "")
+    restart_container(node, NAME)
+    [cmd] = node.asked
+    assert cmd.argv == ("docker", "restart", "-t", str(STOP_TIMEOUT_S), NAME)
+    assert cmd.timeout_s > STOP_TIMEOUT_S

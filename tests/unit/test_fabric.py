@@ -268,7 +268,7 @@ def test_undoing_leaves_an_address_that_somebody_else_added(host: FakeHost, fold
     apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
     host.set_link("enp1s0f1np1", 9000, "192.168.200.12/24", "172.16.0.1/24")
     undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
-    assert host.addresses("enp1s0f1np1") == ["172.16.0.1/24"]
+    assert host.addresses("enp1s0f1np1") == ["172.16.0.1/24", "169.254.35.62/16"]  # and what was there before
 
 
 def test_kernel_parameters_that_networkd_changed_with_the_link_go_back(host: FakeHost, folder: StackFolder) -> None:
@@ -335,3 +335,43 @@ def test_a_netplan_file_that_is_not_there_is_none(host: FakeHost) -> None:
 def test_a_netplan_file_is_read_as_it_was_written(text: str, host: FakeHost) -> None:
     host.netplan_path.write_text(text)
     assert observe_netplan_file(host.node, host.netplan_file) == (text or "\n")
+
+
+def test_a_link_that_was_down_with_an_address_goes_back_to_that(host: FakeHost, folder: StackFolder) -> None:
+    host.set_link("enp1s0f1np1", 1500, "10.0.0.1/24")
+    state = host.read()
+    state["links"]["enp1s0f1np1"]["down"] = True
+    host.change(links=state["links"])
+    apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
+    host.set_link("enp1s0f1np1", 9000, "192.168.200.12/24")  # networkd drops what others had put on it
+    undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
+    assert host.addresses("enp1s0f1np1") == ["10.0.0.1/24"]
+    assert host.read()["links"]["enp1s0f1np1"]["down"] is True
+
+
+def test_an_address_of_the_owner_stays_after_a_second_apply(host: FakeHost, folder: StackFolder) -> None:
+    host.set_link("enp1s0f1np1", 1500, PORT.address)
+    apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
+    apply_fabric(host.node, folder, [PORT], 9000, host.netplan_file)
+    undo_fabric(host.node, folder, [PORT.netdev], host.netplan_file)
+    assert host.addresses("enp1s0f1np1") == [PORT.address]
+
+
+def test_the_interface_that_we_are_connected_by_is_never_a_fabric(host: FakeHost, folder: StackFolder) -> None:
+    facts = parse_fabric(
+        '=== links\n[{"ifname": "eth0", "mtu": 1500, "flags": ["UP"], "addr_info": []}]\n'
+        "=== management\n2: eth0    inet 10.99.0.12/24 scope global eth0\n=== carrier\neth0 1\n=== hcas\n"
+    )
+    assert facts.management == "eth0"
+    node = ScriptedTransport(
+        "spark-a",
+        lambda _: (
+            '=== links\n[{"ifname": "eth0", "mtu": 1500, "flags": ["UP"], "addr_info": []}]\n'
+            "=== management\n2: eth0    inet 10.99.0.12/24 scope global eth0\n=== carrier\neth0 1\n=== hcas\n"
+        ),
+    )
+    with pytest.raises(CommandError, match="eth0 is the one we are connected by"):
+        apply_fabric(
+            node, folder, [FabricInterface(netdev="eth0", address="192.168.200.12/24")], 9000, "/etc/netplan/x.yaml"
+        )
+    assert len(node.asked) == 1

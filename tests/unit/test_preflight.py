@@ -260,6 +260,17 @@ def test_two_dead_nodes_are_told_in_one_run() -> None:
     ]
 
 
+def test_a_dead_node_is_told_before_the_carriers_that_its_peer_has_lost_with_it(hosts: dict[str, FakeHost]) -> None:
+    hosts["spark-a"].change(docker_error="permission denied")
+
+    def one_dead(node: NodeSettings) -> Transport:
+        return dead(node) if node.name == "spark-b" else hosts[node.name].node
+
+    found = first_lines(look_at_nodes(settings_with(CPU), "dev", one_dead))
+    assert found[0] == "spark-b, connect (TCP): connection refused"
+    assert found[1].startswith("spark-a, docker:")
+
+
 def test_a_node_that_cannot_be_opened_is_a_finding_too() -> None:
     def unpinned(node: NodeSettings) -> Transport:
         raise UnreachableError("no pin", node=node.name, step="host key")
