@@ -6,6 +6,8 @@ VENV := .venv/bin
 IN_ENV := . ./env &&
 CACHE := $${SPARK_VLLM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/spark-vllm}
 PYTEST := $(VENV)/python -m pytest -q
+# Says which step begins, and when: pytest says at its end how long it took.
+STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
 .DEFAULT_GOAL := help
 .PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine \
@@ -27,10 +29,12 @@ check: lint types ## what must pass before every commit; below two minutes
 	@$(MAKE) --no-print-directory -j3 test-unit test-program test-providers
 
 lint: bootstrap ## format and lint, changing nothing
+	$(STEP) 'format and lint'
 	@$(VENV)/ruff format --check .
 	@$(VENV)/ruff check .
 
 types: bootstrap ## static types, strict
+	$(STEP) 'static types'
 	@$(VENV)/mypy
 
 format: bootstrap ## format, and mend what lint can
@@ -40,22 +44,28 @@ format: bootstrap ## format, and mend what lint can
 test: check test-toolchain test-engine test-lab ## everything
 
 test-unit: bootstrap ## parsers, plans, settings
+	$(STEP) 'unit tests'
 	@$(IN_ENV) $(PYTEST) tests/unit
 
 test-program: bootstrap ## the program under a mocked engine
+	$(STEP) 'program tests (mocked engine)'
 	@test ! -d tests/program || { $(IN_ENV) $(PYTEST) tests/program; }
 
 test-providers: bootstrap ## our providers over gRPC
+	$(STEP) 'provider tests (gRPC)'
 	@test ! -d tests/providers || { $(IN_ENV) $(PYTEST) tests/providers; }
 
 test-toolchain: bootstrap sshd ## bootstrap, launcher, plugins; needs an sshd
+	$(STEP) 'toolchain tests (plugins, launcher)'
 	@$(IN_ENV) SPARK_VLLM_TEST_SSHD="$$(toolchain/sshd.sh)" $(PYTEST) tests/toolchain
 
 test-engine: bootstrap ## plans by the real engine, without any node
+	$(STEP) 'engine tests (real engine, no node)'
 	@$(IN_ENV) $(PYTEST) tests/engine
 
 # The tests make their own labs and stacks; a home of their own keeps them away from a stack in use.
 test-lab: bootstrap ## end to end on emulated hosts; minutes, root
+	$(STEP) 'lab tests (emulated hosts, end to end; minutes)'
 	@home=$$(mktemp -d "$${TMPDIR:-/tmp}/spark-vllm-test.XXXXXX") && \
 	trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT TERM && \
 	export SPARK_VLLM_HOME="$$home" && $(PYTHON) toolchain/bootstrap.py && \

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from pulumi.dynamic import ConfigureRequest, DiffResult, ResourceProvider
+from pulumi.dynamic import CheckResult, ConfigureRequest, DiffResult, ResourceProvider
 
 from providers.cancel import check_cancel, listen
 from providers.connections import Run, raw_configuration, run_of
@@ -68,6 +68,11 @@ class SparkProvider(ResourceProvider):
         if self._run is None:
             raise SparkError("expected the stack's configuration, found none: the provider was never configured")
         return self._run
+
+    @told
+    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
+        """Everything was validated with the settings already; unknown values pass through."""
+        return CheckResult(dict(news), [])
 
     @told
     def diff(self, _id: str, _olds: Mapping[str, Any], _news: Mapping[str, Any]) -> DiffResult:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CheckResult, CreateResult, DiffResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, told
 from spark_core.api_key import generate_key, key_digest, observe_key, read_key, remove_key, write_key
@@ -23,10 +23,6 @@ class ApiKeyProvider(SparkProvider):
 
     compared = ("connection", "source", "file")
     replaced_by = ("node", "stack", "group", "path")
-
-    @told
-    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
-        return CheckResult(dict(news), [])
 
     @told
     def diff(self, _id: str, _olds: Mapping[str, Any], _news: Mapping[str, Any]) -> DiffResult:

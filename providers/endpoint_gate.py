@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, each_node, say, told
 from providers.cancel import CANCELLED, check_cancel
@@ -36,10 +36,6 @@ class EndpointGateProvider(SparkProvider):
 
     compared = ("ranks", "deployment", "endpoint", "model", "key_path", "containers", "state")
     replaced_by = ("stack", "group")
-
-    @told
-    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
-        return CheckResult(dict(news), [])
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, folder_of, told
 from spark_core.errors import CommandError
@@ -32,10 +32,6 @@ class FabricLinkProvider(SparkProvider):
 
     compared = ("connection", "managed", "interfaces", "netplan")
     replaced_by = ("node", "stack", "root", "netplan_file")
-
-    @told
-    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
-        return CheckResult(dict(news), [])
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:

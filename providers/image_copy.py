@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, each_node, report, told
 from spark_core.image import ImageFacts, ensure_image, observe_image, require_parity
@@ -22,10 +22,6 @@ class ImageCopyProvider(SparkProvider):
 
     compared = ("source", "image_id", "nodes")
     replaced_by = ("stack",)
-
-    @told
-    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
-        return CheckResult(dict(news), [])
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:

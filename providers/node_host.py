@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, folder_of, told
 from spark_core.host import apply_sysctls, observe_files, observe_host, observe_sysctls, prune_files
@@ -26,10 +26,6 @@ class NodeHostProvider(SparkProvider):
 
     compared = ("connection", "sysctls", "files", "setup")
     replaced_by = ("node", "stack", "root")
-
-    @told
-    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
-        return CheckResult(dict(news), [])
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:

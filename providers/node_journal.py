@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, folder_of, say, told
 from spark_core.containers import remove_labelled
@@ -25,10 +25,6 @@ class NodeJournalProvider(SparkProvider):
 
     compared = ("groups", "connection")
     replaced_by = ("node", "stack", "root")
-
-    @told
-    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
-        return CheckResult(dict(news), [])
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CheckResult, CreateResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, each_node, report, told
 from spark_core.errors import SparkError
@@ -24,10 +24,6 @@ class WeightsCopyProvider(SparkProvider):
 
     compared = ("source", "folders", "revisions")
     replaced_by = ("stack", "group")
-
-    @told
-    def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:
-        return CheckResult(dict(news), [])
 
     @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:
