@@ -46,7 +46,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         made.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def pristine(deployment: Deployment) -> dict[str, dict[str, list[str]]]:
     """What the hosts are before anything was deployed on them."""
     return {host: deployment.snapshot(host) for host in HOSTS}
