@@ -12,6 +12,7 @@ import binascii
 import functools
 import hashlib
 import os
+import pwd
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -165,6 +166,13 @@ def usable_private_key(text: str) -> bool:
     return unlocked and b"sk-ssh-" not in blob and b"sk-ecdsa-" not in blob
 
 
+def ssh_path(text: str) -> Path:
+    """A path of ssh's own configuration; ssh takes ``~`` from the user database and not from HOME."""
+    if text == "~" or text.startswith("~/"):
+        return Path(pwd.getpwuid(os.getuid()).pw_dir) / text[2:]
+    return Path(text)
+
+
 def config_arguments(ssh_config: str | None) -> list[str]:
     """``-F file`` if the settings name an ssh configuration file."""
     return ["-F", str(Path(ssh_config).expanduser())] if ssh_config else []
@@ -215,8 +223,8 @@ def resolve(spec: ConnectionSpec, *, render_only: bool = False) -> Connection:
         port=port,
         pin=" ".join(pin.split()[:2]),
         proxy_jump=None if jump in ("", "none") else jump,
-        identity_agent=None if agent in ("", "SSH_AUTH_SOCK", "none") else str(Path(agent).expanduser()),
-        identity_files=tuple(str(Path(name).expanduser()) for name in values.get("identityfile", [])),
+        identity_agent=None if agent in ("", "SSH_AUTH_SOCK", "none") else str(ssh_path(agent)),
+        identity_files=tuple(str(ssh_path(name)) for name in values.get("identityfile", [])),
     )
 
 
@@ -274,7 +282,7 @@ def _known_pin(spec: ConnectionSpec, values: dict[str, list[str]], port: int) ->
     name = host if port == 22 or "hostkeyalias" in values else f"[{host}]:{port}"
     files = values.get("userknownhostsfile", [""])[0].split() + values.get("globalknownhostsfile", [""])[0].split()
     for file in files:
-        path = Path(file).expanduser()
+        path = ssh_path(file)
         if not path.is_file():
             continue
         pin = choose_pin(_tool(["ssh-keygen", "-F", name, "-f", str(path)], spec.node, may_fail=True).splitlines())

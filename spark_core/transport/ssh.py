@@ -20,7 +20,7 @@ from pathlib import Path
 
 from spark_core.errors import CommandError, UnreachableError
 from spark_core.transport.base import Command, Result, script, tail_lines
-from spark_core.transport.connection import CONTROL_DIR, Connection, config_arguments
+from spark_core.transport.connection import CONTROL_DIR, Connection, config_arguments, ssh_path
 
 TCP_TIMEOUT_S = 6.0
 LOGIN_TIMEOUT_S = 15.0
@@ -113,7 +113,7 @@ class SshTransport:
             if time.monotonic() - self._master_seen < PERSIST_S / 3:
                 self._master_seen = time.monotonic()
                 return
-            directory = Path(CONTROL_DIR).expanduser()
+            directory = ssh_path(CONTROL_DIR)
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _locked(directory / (Path(self._connection.control_path).name + ".lock")):
                 if not self._master_alive():
@@ -136,7 +136,7 @@ class SshTransport:
 
     def _master(self, request: str) -> bool:
         """Whether the master process, if there is one, does what is requested (``check``, ``exit``)."""
-        path = Path(self._connection.control_path).expanduser()
+        path = ssh_path(self._connection.control_path)
         if not path.exists():
             return False
         try:
@@ -177,7 +177,7 @@ class SshTransport:
         ) from cause
 
     def _start_master(self) -> None:
-        path = Path(self._connection.control_path).expanduser()
+        path = ssh_path(self._connection.control_path)
         path.unlink(missing_ok=True)
         words = [
             *self._base(),
@@ -277,7 +277,7 @@ class SshTransport:
         return result
 
     def _session_words(self, line: str) -> list[str]:
-        path = Path(self._connection.control_path).expanduser()
+        path = ssh_path(self._connection.control_path)
         return [
             *self._base(),
             "-o",

@@ -26,6 +26,7 @@ from spark_core.transport.connection import (
     jump_of,
     parse_ssh_g,
     resolve,
+    ssh_path,
 )
 
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAaBcDeF"
@@ -419,3 +420,18 @@ def test_pulumi_command_gets_a_key_only_where_no_agent_holds_one(
     monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/empty")
     assert _key_material(connection(identity_files=files)) is not None
     assert _key_material(connection(identity_files=files[:1])) is None
+
+
+def test_the_control_socket_lies_where_ssh_itself_looks_for_it_whatever_home_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told = subprocess.run(
+        ["ssh", "-F", "/dev/null", "-G", "-o", "ControlPath=~/.cache/spark-vllm/ctl/x", "host"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    ).stdout
+    assert parse_ssh_g(told)["controlpath"] == [str(ssh_path("~/.cache/spark-vllm/ctl/x"))]
+    assert not str(ssh_path("~/x")).startswith(str(tmp_path))

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import traceback
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,6 +29,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSsh]:
     with FakeSsh(tmp_path / "ssh", ["spark-a"]) as fake:
         monkeypatch.setenv("PATH", f"{fake.programs}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("HOME", str(fake.home))
+        of_this_user = types.SimpleNamespace(pw_dir=str(fake.home))
+        monkeypatch.setattr("spark_core.transport.connection.pwd.getpwuid", lambda _: of_this_user)
         yield fake
 
 
