@@ -5,7 +5,9 @@ VENV := .venv/bin
 # Inside the environment of ./env, and inside .venv.
 IN_ENV := . ./env &&
 CACHE := $${SPARK_VLLM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/spark-vllm}
-PYTEST := $(VENV)/python -m pytest -q
+# Without carets in tracebacks: CPython 3.11 parses source for them, and one such parse inside or beside another ends in
+# "AST constructor recursion depth mismatch" (python/cpython#106905), here in hypothesis' own look at a test.
+PYTEST := PYTHONNODEBUGRANGES=1 $(VENV)/python -m pytest -q
 # Says which step begins, and when: pytest says at its end how long it took.
 STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
