@@ -29,7 +29,7 @@ INTRODUCTION = """# Settings
 
 What a stack file (`Pulumi.<stack>.yaml`) may say. Every key stands under `config:` with the project's name
 in front, such as `spark-vllm:nodes`. Unknown keys are refused, at any depth, and every violation is told at
-once, before any node is contacted; rules across settings come after those of single ones. No setting is read
+once, before any node is contacted; rules across settings are told with them as far as they can be. No setting is read
 from an environment variable.
 
 - In a path, `[]` is one item of a list and `<name>` a name that you choose.

@@ -5,6 +5,7 @@ Each line of the error says the key, what was found, and what is allowed, with t
 
 from __future__ import annotations
 
+import copy
 import difflib
 import types
 import typing
@@ -41,13 +42,40 @@ def read_settings(raw: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
-        raise SettingsError([line for detail in error.errors() for line in _lines(detail)]) from None
+        details = error.errors()
+        lines = [line for detail in details for line in _lines(detail)]
+        raise SettingsError([*lines, *(line for line in _across(values, details) if line not in lines)]) from None
     key_wanted = any(group.serving.api_key == "own" for group in settings.groups.values())
     if key_wanted and not raw.get("api_key"):
         raise SettingsError(
             ["api_key: found none, but serving.api_key is 'own'; run `pulumi config set --secret api_key`"]
         )
     return settings
+
+
+def _across(values: Mapping[str, Any], details: Sequence[ErrorDetails]) -> list[str]:
+    """What rules across settings have to say, which pydantic asks only once every single setting is right.
+
+    They are asked again without the settings that are wrong. What they then say of a place from which a value was left
+    out may follow from that alone, so it is not told.
+    """
+    rest = copy.deepcopy(dict(values))
+    for detail in details:
+        *path, last = [part for part in detail["loc"] if part != "[key]"] or [""]
+        holder: Any = rest
+        try:
+            for part in path:
+                holder = holder[part]
+            del holder[last]
+        except (KeyError, IndexError, TypeError):
+            continue
+    try:
+        Settings.model_validate(rest)
+    except ValidationError as error:
+        found = [line for detail in error.errors() if detail["type"] == "value_error" for line in _lines(detail)]
+        left_out = [_dotted(detail["loc"]) for detail in details if detail["type"] != "extra_forbidden"]
+        return [line for line in found if not any(place.startswith(line.partition(":")[0]) for place in left_out)]
+    return []
 
 
 def _lines(detail: ErrorDetails) -> list[str]:

@@ -280,3 +280,17 @@ def test_the_project_file_s_defaults_are_those_of_the_settings() -> None:
             value = getattr(settings, key)
             wanted = value if isinstance(value, str) else type(value).model_validate(entry["default"])
             assert entry["default"] == value or wanted == value, key
+
+
+def test_rules_across_settings_are_told_together_with_a_typo() -> None:
+    raw = yaml.safe_load((PROJECT / "Pulumi.dev.yaml").read_text())["config"]
+    values = {key.partition(":")[2]: value for key, value in raw.items()}
+    values["fabrik"] = {}
+    values["groups"]["main"]["serving"]["tensor_parallel_size"] = 4
+    values["nodes"][1]["management_address"] = values["nodes"][0]["management_address"]
+    with pytest.raises(SettingsError) as refused:
+        read_settings(values)
+    told = "\n".join(refused.value.violations)
+    assert "fabrik: found an unknown key; did you mean 'fabric'?" in told
+    assert "expected 2, one for each node's GPU" in told
+    assert "nodes[1].management_address: found '10.99.0.12', which nodes[0] already has" in told
