@@ -49,12 +49,9 @@ class EndpointGateProvider(SparkProvider):
 
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
-        ranks = _ranks(self.run, props)
-        states = each_node(
-            [rank.transport.node for rank in ranks],
-            lambda node: observe_rank(next(r for r in ranks if r.transport.node == node)),
-        )
-        live = {"state": drift_of([states[rank.transport.node] for rank in ranks])}
+        ranks = {rank.transport.node: rank for rank in _ranks(self.run, props)}
+        states = each_node(list(ranks), lambda node: observe_rank(ranks[node]))
+        live = {"state": drift_of(list(states.values()))}
         return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
 
     @told

@@ -34,18 +34,17 @@ class NodeHostProvider(SparkProvider):
     @told
     def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
         outs = self._converge(olds, news)
+        transport = self.run.transport(news["node"], news["connection"])
         altered = {
             path
-            for path, digest in observe_files(
-                self.run.transport(news["node"], news["connection"]), list(news["files"])
-            ).items()
+            for path, digest in observe_files(transport, list(news["files"])).items()
             if digest not in ("absent", news["files"][path])
         }
         known = set(olds.get("files") or {})
         gone = {
             path for path, digest in (olds.get("files") or {}).items() if digest == "absent" and path in news["files"]
         }
-        prune_files(self.run.transport(news["node"], news["connection"]), folder_of(news), list(news["files"]))
+        prune_files(transport, folder_of(news), list(news["files"]))
         repair = secrets.token_hex(4) if (altered & known) or gone else olds.get("repair", "none")
         return UpdateResult(outs | {"repair": repair})
 
