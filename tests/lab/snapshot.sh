@@ -1,4 +1,5 @@
-# What a host is, apart from what changes by itself. Destroy keeps and names caches (weights, hashes, images).
+# What a host is, apart from what changes by itself: systemd gives each service with a private /tmp a folder of another
+# name at each of its starts. Destroy keeps and names caches (weights, hashes, images).
 echo '## etc'
 find /etc -xdev \( -type f -o -type l \) ! -name '*.lock' | sort | while read -r f; do
     stat -c '%n %a %U:%G' "$f"
@@ -31,4 +32,4 @@ docker ps -a --format '{{.Names}}'
 docker volume ls -q
 echo '## home'
 find /home /root /opt /srv /var/tmp -xdev ! -path '/home/*/.spark-vllm/weights*' ! -path '/home/*/.spark-vllm/cache*' \
-    ! -path '/home/*/.spark-vllm' ! -path /home/spark -printf '%p %m %u:%g\n' | sort
+    ! -path '/home/*/.spark-vllm' ! -path /home/spark ! -path '/var/tmp/systemd-private-*' -printf '%p %m %u:%g\n' | sort
