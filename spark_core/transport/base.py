@@ -69,12 +69,40 @@ def script(
 ) -> Command:
     """A strict bash script; ``args`` are its ``$1``, ``$2``, … so that no value is ever pasted into the text."""
     return Command(
-        ("env", "LC_ALL=C", "bash", "-euo", "pipefail", "-c", text, "spark-vllm", *args),
+        ("env", "LC_ALL=C", "bash", "--norc", "-euo", "pipefail", "-c", text, "spark-vllm", *args),
         sudo=sudo,
         stdin=stdin,
         timeout_s=timeout_s,
         purpose=purpose,
     )
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A part of an observation script, with its own ``$1``, ``$2``, …; it prints sections and changes nothing."""
+
+    text: str
+    args: tuple[str, ...] = ()
+
+
+def compose(*fragments: Fragment, timeout_s: float = DEFAULT_TIMEOUT_S, purpose: str = "") -> Command:
+    """One script of several fragments, so that one round trip brings the facts of several domains.
+
+    A fragment that fails does not take the others' answers away: what it did not print is missing from the sections,
+    and its reader says so.
+    """
+    parts: list[str] = []
+    args: list[str] = []
+    for index, fragment in enumerate(fragments):
+        start, count = len(args) + 1, len(fragment.args)
+        # A command on the left of || would run without -e; a subshell that is waited for keeps it.
+        parts.append(
+            f"part_{index}() {{\n{fragment.text}\n}}\n"
+            f'set +e; (set -e; part_{index} "${{@:{start}:{count}}}"); '
+            f'[ $? = 0 ] || echo "=== failed-{index}"; set -e\n'
+        )
+        args += fragment.args
+    return script("".join(parts), *args, timeout_s=timeout_s, purpose=purpose)
 
 
 @dataclass(frozen=True)
@@ -104,6 +132,10 @@ class Transport(Protocol):
 
     def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
         """Run a command that reads a stream too large for memory on its standard input."""
+        ...
+
+    def fresh_answer(self, timeout_s: float) -> bool:
+        """Whether the node answers over a connection made anew for this, within the time."""
         ...
 
 
