@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_core.errors import CommandError, SparkError, join_errors
+from spark_core.errors import CommandError, SparkError, UnreachableError, join_errors
 from spark_core.preflight import reach_nodes
 from spark_core.settings import SECRET_KEYS, SETTING_KEYS, NodeSettings, Settings, read_settings
 from spark_core.transport.base import Transport
-from spark_core.transport.connection import resolve
+from spark_core.transport.connection import ConnectionSpec, jump_of, on_the_way, resolve
+from spark_core.transport.first_contact import refused_first_contact
 from spark_core.transport.ssh import SshTransport
 
 
@@ -26,7 +27,8 @@ def connection_facts(node: NodeSettings) -> dict[str, Any]:
 
     Compared like any other input: a node that is reached in another way is remembered so.
     """
-    return {"address": node.management_address, "user": node.user, "port": node.ssh_port, "host_key": node.host_key}
+    facts = {"address": node.management_address, "user": node.user, "port": node.ssh_port, "host_key": node.host_key}
+    return facts | ({"via": node.via} if node.via else {})
 
 
 class Run:
@@ -38,19 +40,58 @@ class Run:
         self._transports: dict[str, SshTransport] = {}
         self._lock = threading.Lock()
         self._all_reached = False
+        self._patience_s = 0.0
+        self._say: Callable[[str], None] = lambda _: None
 
     def secret(self, key: str) -> str | None:
         """A secret of the stack's configuration; it stays in this process."""
         value = self._raw.get(key)
         return str(value) if value else None
 
-    def open_node(self, node: NodeSettings) -> Transport:
-        """The transport of a node; the connection is opened by its first use."""
+    def wait_for_boot(self, say: Callable[[str], None]) -> None:
+        """From now on wait for a host that does not answer, since it may be booting; for what runs in ``up`` only.
+
+        Args:
+            say: Called with one line when a host is waited for.
+        """
         with self._lock:
-            if node.name not in self._transports:
-                connection = resolve(self.settings.connection_of(node))
-                self._transports[node.name] = SshTransport(connection, self._sudo_password)
-            return self._transports[node.name]
+            self._patience_s, self._say = self.settings.ssh.boot_wait_s, say
+            for transport in self._transports.values():
+                transport.patience_s, transport.say = self._patience_s, say
+
+    def open_node(self, node: NodeSettings) -> Transport:
+        """The transport of a node; the connection is opened by its first use.
+
+        Raises:
+            UnreachableError: the ssh configuration cannot be used, or no host key is pinned: the node, or the host that
+                it is reached through, is then asked which key it offers.
+        """
+        return self._open(self.settings.connection_of(node))
+
+    def _open(self, spec: ConnectionSpec) -> SshTransport:
+        with self._lock:
+            if spec.node in self._transports:
+                return self._transports[spec.node]
+        # Without the lock: a first contact takes as long as the node does.
+        via = self._open_on_the_way(spec.via, spec.node) if spec.via else None
+        try:
+            connection = resolve(spec)
+            jump_of(connection)
+        except UnreachableError as error:
+            if error.code == "host-key-unpinned" and error.node == spec.node:
+                raise refused_first_contact(resolve(spec, render_only=True), error) from None
+            raise
+        with self._lock:
+            transport = SshTransport(
+                connection, self._sudo_password, via=via, patience_s=self._patience_s, say=self._say
+            )
+            return self._transports.setdefault(spec.node, transport)
+
+    def _open_on_the_way(self, spec: ConnectionSpec, node: str) -> SshTransport:
+        try:
+            return self._open(spec)
+        except UnreachableError as error:
+            raise on_the_way(error, node) from None
 
     def transport(self, name: str, remembered: Mapping[str, Any] | None = None) -> Transport:
         """The transport of a node by name.
@@ -73,11 +114,20 @@ class Run:
             user=str(remembered["user"]),
             ssh_port=int(remembered["port"]) if remembered.get("port") else None,
             host_key=remembered.get("host_key") or None,
+            via=remembered.get("via") or None,
         )
+        if node.via and node.via not in {other.name for other in self.settings.nodes}:
+            raise SparkError(
+                f"expected the node {node.via} in the settings, since {name} is reached through it, found none",
+                where="nodes",
+                do="put the node back until its resources are destroyed",
+            )
         return self.open_node(node)
 
     def require_all_nodes(self) -> None:
         """Refuse to undo anything while a node does not answer, so that nothing is left half undone.
+
+        Nodes that are given up are not asked.
 
         Raises:
             SparkError: naming each node and the step that failed.
@@ -85,7 +135,8 @@ class Run:
         with self._lock:
             reached = self._all_reached
         if not reached:
-            errors = reach_nodes(self.settings.nodes, self.open_node)
+            asked = [node for node in self.settings.nodes if node.name not in self.settings.abandoned_nodes]
+            errors = reach_nodes(asked, self.open_node)
             if errors:
                 raise join_errors(errors)
             self._all_reached = True

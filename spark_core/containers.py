@@ -52,7 +52,8 @@ def make_way(transport: Transport, name: str, stack: str) -> str | None:
         raise ForeignObjectError(
             f"expected no container named {name}, found one of a stack {stack} that serves and is not in this state",
             where=transport.node,
-            do="use the backend that holds its state; if that state is lost, remove the container by hand first",
+            do="use the backend that holds its state; if that state is lost, run "
+            f"`python -m automation adopt --stack {stack}`, then up again",
         )
     if labels.get(f"{LABEL}.stack") != stack:
         raise ForeignObjectError(

@@ -70,11 +70,18 @@ class SettingsError(SparkError):
 
 
 class UnreachableError(SparkError):
-    """A node could not be asked. ``step`` is the part of the connection that failed."""
+    """A node could not be asked, or gives no root. ``step`` is the part of the connection that failed.
 
-    def __init__(self, what: str, *, node: str, step: str, do: str = "", evidence: Sequence[str] = ()) -> None:
+    Args:
+        code: The kind of finding that it is (a key of ``spark_core.findings.KINDS``).
+    """
+
+    def __init__(
+        self, what: str, *, node: str, step: str, code: str = "", do: str = "", evidence: Sequence[str] = ()
+    ) -> None:
         self.node = node
         self.step = step
+        self.code = code
         super().__init__(what, where=f"{node}, {step}", do=do, evidence=evidence)
 
 

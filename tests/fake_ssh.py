@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.fake_host import FakeHost
+from tests.local_node import SYSTEM_FOLDERS
 
 SCRIPT = Path(__file__).parent / "fixtures" / "fake_ssh_program.py"
 
@@ -46,6 +47,7 @@ class FakeSsh:
                 "programs": str(host.programs),
                 "home": str(host.base / "home"),
                 "sandbox": str(host.base),
+                "system_folders": SYSTEM_FOLDERS,
                 "user": "user",
                 "sudo": "free",
             }
@@ -76,19 +78,66 @@ class FakeSsh:
         """The words of each call of sudo."""
         return self._lines(f"{node}.sudo")
 
-    def be(self, node: str, user: str, sudo: str = "free") -> None:
-        """Who logs in, and whether sudo is ``free`` or asks for this password."""
-        self._change(node, user=user, sudo=sudo)
+    def logins(self, node: str) -> list[str]:
+        """The words behind the destination of each connection that was begun, over no open one."""
+        return self._lines(f"{node}.logins")
+
+    def proxies(self, node: str) -> list[str]:
+        """The ProxyCommand of each ssh that had one."""
+        return self._lines(f"{node}.proxies")
+
+    def be(self, node: str, user: str, sudo: str = "free", **rules: Any) -> None:
+        """Who logs in, and whether sudo is ``free`` or asks for this password.
+
+        Args:
+            rules: ``listed``: commands that sudo allows without a password; ``only_listed``: no others; ``no_sudoer``.
+        """
+        self._change(node, user=user, sudo=sudo, **rules)
 
     def refuse_login(self, node: str, stderr: str) -> None:
         self._change(node, login_error=stderr)
 
+    def drop_logins(self, node: str, count: int) -> None:
+        """Next connections that sshd ends before the key exchange."""
+        self._change(node, dropped_logins=count)
+
+    def refuse_sessions(self, node: str, count: int) -> None:
+        """Next sessions that sshd has no room for, on the open connection or on one of their own."""
+        self._change(node, refused_sessions=count)
+
+    def offer(self, node: str, host_key: str) -> None:
+        """The host key that it shows."""
+        self._change(node, host_key=host_key)
+
+    def has_only(self, node: str, algorithm: str) -> None:
+        """The only kind of host key that it has."""
+        self._change(node, only_kind=algorithm)
+
+    def know(self, node: str, host_key: str) -> Path:
+        """Let the person's known_hosts have an entry for a node; the file."""
+        path = self.base / "known_hosts"
+        path.write_text(f"[127.0.0.1]:{self._ports[node]} {host_key}\n")
+        self._change(node, known_hosts=str(path))
+        return path
+
+    def greet(self, node: str, banner: str) -> None:
+        """What sshd writes before each login."""
+        self._change(node, banner=banner)
+
+    def accept_logins(self, node: str) -> None:
+        """The opposite of refusing them."""
+        self._change(node, login_error=None)
+
     def break_sessions(self, node: str, stderr: str) -> None:
         self._change(node, session_error=stderr)
 
-    def lose(self, node: str, line: str = "true") -> None:
-        """The master goes away while a session with this line runs: its client ends without a word."""
-        self._change(node, lost_line=line)
+    def lose(self, node: str, line: str = "true", times: int = 0) -> None:
+        """The master goes away while a session with this line runs: its client ends without a word.
+
+        Args:
+            times: How often; zero for always.
+        """
+        self._change(node, lost_line=line, losses=times)
 
     def slow_master(self, node: str, seconds: float = 30) -> None:
         """The master process is stuck: it does not answer ``ssh -O``."""
@@ -98,16 +147,20 @@ class FakeSsh:
         """Give the node another address; nobody answers at the old one."""
         self._change(node, addresses=[address])
 
-    def kill(self, node: str) -> None:
-        """Nothing of the node answers any more."""
+    def kill(self, node: str, words: str = "Connection refused") -> None:
+        """Nothing of the node answers any more.
+
+        Args:
+            words: What connecting to it says.
+        """
         self._listeners.pop(node).close()
-        self._change(node, dead=True)
+        self._change(node, dead=words)
 
     def mend(self, node: str) -> None:
         """The node answers again."""
         if node not in self._listeners:
             self._listen(node)
-        self._change(node, dead=False, session_error="", lost_line="", port=self._ports[node])
+        self._change(node, dead="", session_error="", lost_line="", port=self._ports[node])
 
     def _listen(self, node: str) -> None:
         listener = socket.create_server(("127.0.0.1", self._ports.get(node, 0)), backlog=64)

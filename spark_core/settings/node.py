@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator
 
 from spark_core.settings.base import FrozenModel, Name, Port
-from spark_core.settings.fabric import FabricInterface
+from spark_core.settings.fabric import FabricInterface, Netdev
 
 
 class SshSettings(FrozenModel):
@@ -20,6 +21,13 @@ class SshSettings(FrozenModel):
         default=None,
         description="file on the controller that holds the deploy user's sudo password (mode 600); "
         "the secret sudo_password does the same; not needed if sudo asks for none",
+    )
+    boot_wait_s: int = Field(
+        default=60,
+        ge=0,
+        le=3600,
+        description="seconds that `up` waits for a node whose sshd does not answer, since it may be booting; "
+        "preview and destroy do not wait",
     )
 
 
@@ -39,10 +47,30 @@ class NodeSettings(FrozenModel):
         description="pinned host key, such as 'ssh-ed25519 AAAA…'; default: the entry in your known_hosts; "
         "a node without either is refused",
     )
+    via: Name | None = Field(
+        default=None,
+        description="name of another node that this one is reached through, for a node whose only address is on the "
+        "fabric; that node must be reached directly",
+    )
     fabric: tuple[FabricInterface, ...] = Field(
         default=(),
         description="fabric interfaces of this node, the primary one first; two twins of a port, two entries",
     )
+
+    control_address: str | None = Field(
+        default=None,
+        description="own IPv4 address at which ranks meet, instead of the primary fabric address; only where no fabric "
+        "subnet joins all nodes (fabric.topology: ring); default there: the address that ssh comes in at",
+    )
+    control_netdev: Netdev | None = Field(default=None, description="network device of control_address")
+
+    @field_validator("control_address")
+    @classmethod
+    def _plain_ipv4(cls, value: str | None) -> str | None:
+        try:
+            return None if value is None else str(ipaddress.IPv4Address(value))
+        except ValueError as error:
+            raise ValueError(f"must be an IPv4 address without prefix length ({error})") from error
 
     @field_validator("management_address")
     @classmethod
@@ -55,3 +83,8 @@ class NodeSettings(FrozenModel):
     def fabric_address(self) -> str | None:
         """The node's own address on the primary fabric interface, without the prefix length."""
         return self.fabric[0].ip if self.fabric else None
+
+    @property
+    def rank_address(self) -> str | None:
+        """The node's own address at which the ranks of a group meet."""
+        return self.control_address or self.fabric_address

@@ -7,25 +7,27 @@ files already have. An unpinned node is refused, never trusted at first sight.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import functools
 import hashlib
 import os
 import pwd
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark_core.errors import UnreachableError
+from spark_core.transport.keys import agent_has_key, algorithms_of, choose_pin, usable_private_key
 
 CONTROL_DIR = "~/.cache/spark-vllm/ctl"
 """Folder of the control sockets; ``~`` is expanded by ssh itself, so that no person's home enters any state."""
 
-_KEY_PREFERENCE = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+CONNECT_TIMEOUT_S = 8
+"""Seconds for TCP and for sshd's first word, each attempt."""
+
+HOST_KEY_STEP = "host key (nodes[].host_key)"
+
 _TOOL_TIMEOUT_S = 10.0
-_AGENT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class ConnectionSpec:
         port: sshd's port, or None for what the ssh configuration says.
         host_key: Pin such as ``ssh-ed25519 AAAA…``, or None for the known-hosts entry.
         ssh_config: Path of an ssh configuration file to use instead of ``~/.ssh/config``, or None. ``~`` is allowed.
+        via: Another node that this one is reached through, or None.
     """
 
     node: str
@@ -47,6 +50,7 @@ class ConnectionSpec:
     port: int | None = None
     host_key: str | None = None
     ssh_config: str | None = None
+    via: ConnectionSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,12 @@ class Connection:
         user: User on the node.
         port: sshd's port.
         pin: Host key type and key, separated by one blank.
-        proxy_jump: Jump host, or None.
+        proxy_jump: Jump host of the ssh configuration, or None.
         identity_agent: Socket of the agent that ssh would use, or None for ``SSH_AUTH_SOCK``.
         identity_files: Private key files that ssh would try.
+        pin_file: The known-hosts file that the pin comes from; empty if it comes from the settings.
+        proxy_command: Whether the ssh configuration has a ProxyCommand for it.
+        via: The connection to the node that this one is reached through, or None.
     """
 
     spec: ConnectionSpec
@@ -71,6 +78,9 @@ class Connection:
     proxy_jump: str | None
     identity_agent: str | None
     identity_files: tuple[str, ...]
+    pin_file: str = ""
+    proxy_command: bool = False
+    via: Connection | None = None
 
     @property
     def node(self) -> str:
@@ -87,6 +97,7 @@ class Connection:
                 self.pin,
                 self.spec.ssh_config or "",
                 self.proxy_jump or "",
+                self.via.control_path if self.via else "",
             ]
         )
         return f"{CONTROL_DIR}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -110,60 +121,51 @@ class Connection:
 
     def pin_options(self) -> list[str]:
         """Options that accept the pinned host key and nothing else, on any machine, without a known-hosts file."""
-        kind = self.pin.split(" ", 1)[0]
-        algorithms = "rsa-sha2-512,rsa-sha2-256" if kind == "ssh-rsa" else kind
         return [
             "-o", "BatchMode=yes",
             "-o", "StrictHostKeyChecking=yes",
             "-o", "UserKnownHostsFile=/dev/null",
             "-o", "GlobalKnownHostsFile=/dev/null",
             "-o", f"KnownHostsCommand=/bin/echo %H {self.pin}",
-            "-o", f"HostKeyAlgorithms={algorithms}",
+            "-o", f"HostKeyAlgorithms={algorithms_of(self.pin)}",
             "-o", "UpdateHostKeys=no",
-            "-o", "ConnectTimeout=8",
+            "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}",
             "-o", "ServerAliveInterval=5",
             "-o", "ServerAliveCountMax=3",
         ]  # fmt: skip
 
     def shared_options(self) -> list[str]:
-        """Options for others that use our open connection (the Docker provider): no local path, key or jump host."""
-        return [*self.pin_options(), "-o", "ControlMaster=no", "-o", f"ControlPath={self.control_path}"]
+        """Options for others that use our open connection (the Docker provider): no local path, key or jump host.
+
+        A node that is reached through another one of the settings is so for them too, when they must connect themselves
+        because sshd allows no further session on ours.
+        """
+        return [*self.pin_options(), *self._through([]), *self.over_master()]
+
+    def over_master(self) -> list[str]:
+        """Options of a session over the open connection, if there is one."""
+        return ["-o", "ControlMaster=no", "-o", f"ControlPath={self.control_path}"]
+
+    def own_options(self) -> list[str]:
+        """Options of our own ssh on this machine, without those about sharing a connection."""
+        return [*self.configured(), *self.pin_options()]
+
+    def configured(self) -> list[str]:
+        """Which configuration file to use, and the way through another node."""
+        config = config_arguments(self.spec.ssh_config)
+        return [*config, "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", *self._through(config)]
+
+    def _through(self, config: list[str]) -> list[str]:
+        if self.via is None:
+            return []
+        # ssh expands % in this line, and a shell splits it.
+        start = shlex.join(["ssh", *config, *self.via.pin_options(), *self.via.over_master()])
+        target = shlex.join(self.via.target())
+        return ["-o", f"ProxyCommand={start.replace('%', '%%')} -W [%h]:%p {target.replace('%', '%%')}"]
 
     def target(self) -> list[str]:
         """The destination words of an ssh command line."""
         return ["-p", str(self.port), "-l", self.spec.user, self.spec.address]
-
-
-@functools.cache
-def agent_has_key(socket: str) -> bool:
-    """Whether the agent behind a socket answers and holds at least one key; asked once in a run."""
-    try:
-        done = subprocess.run(
-            ["env", f"SSH_AUTH_SOCK={socket}", "ssh-add", "-l"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_AGENT_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
-
-
-def usable_private_key(text: str) -> bool:
-    """Whether this is a private key without a passphrase that needs no hardware either."""
-    header, _, body = text.strip().partition("\n")
-    if not header.startswith("-----BEGIN ") or "PRIVATE KEY-----" not in header:
-        return False
-    if "OPENSSH" not in header:
-        return "ENCRYPTED" not in header and "ENCRYPTED" not in body.partition("\n\n")[0]
-    try:
-        blob = base64.b64decode("".join(body.partition("-----END")[0].split()), validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    # openssh-key-v1: the magic, then the cipher's name with its length before it.
-    unlocked = blob.startswith(b"openssh-key-v1\0\0\0\0\4none")
-    return unlocked and b"sk-ssh-" not in blob and b"sk-ecdsa-" not in blob
 
 
 def ssh_path(text: str) -> Path:
@@ -198,52 +200,80 @@ def resolve(spec: ConnectionSpec, *, render_only: bool = False) -> Connection:
             f"expected the ssh configuration file {spec.ssh_config}, found no such file",
             node=spec.node,
             step="ssh configuration (ssh_config)",
+            code="ssh-configuration",
             do="start the lab (make up) if it is the lab's, or correct ssh_config in the stack file",
         )
+    via = _resolve_via(spec, render_only) if spec.via else None
     words = ["ssh", *config_arguments(spec.ssh_config), "-G", *(["-l", spec.user] if spec.user else [])]
     if spec.port is not None:
         words += ["-p", str(spec.port)]
     values = parse_ssh_g(_tool([*words, spec.address], spec.node))
     port = int(values.get("port", ["22"])[0])
-    pin = spec.host_key or _known_pin(spec, values, port) or (UNPINNED if render_only else None)
-    if pin is None:
+    pin, pin_file = (spec.host_key, "") if spec.host_key else _known_pin(spec, values, port)
+    if pin is None and not render_only:
         raise UnreachableError(
             f"expected a pinned host key for {spec.address}, found none in the settings and none in known_hosts",
             node=spec.node,
-            step="host key (nodes[].host_key)",
-            do=f"compare what `ssh-keyscan -p {port} -t ed25519 {values.get('hostname', [spec.address])[0]}` says with "
-            "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or connect once by hand",
+            step=HOST_KEY_STEP,
+            code="host-key-unpinned",
         )
     agent = values.get("identityagent", [""])[0]
-    jump = values.get("proxyjump", ["none"])[0]
+    jump = values.get("proxyjump", ["none"])[0] if via is None else "none"
     return Connection(
         spec=spec,
         host_name=values.get("hostname", [spec.address])[0],
         user=values.get("user", [spec.user])[0],
         port=port,
-        pin=" ".join(pin.split()[:2]),
+        pin=" ".join((pin or UNPINNED).split()[:2]),
         proxy_jump=None if jump in ("", "none") else jump,
         identity_agent=None if agent in ("", "SSH_AUTH_SOCK", "none") else str(ssh_path(agent)),
         identity_files=tuple(str(ssh_path(name)) for name in values.get("identityfile", [])),
+        pin_file=pin_file,
+        proxy_command=via is None and values.get("proxycommand", ["none"])[0] not in ("", "none"),
+        via=via,
+    )
+
+
+def _resolve_via(spec: ConnectionSpec, render_only: bool) -> Connection | None:
+    if spec.via is None:
+        return None
+    try:
+        return resolve(spec.via, render_only=render_only)
+    except UnreachableError as error:
+        raise on_the_way(error, spec.node) from None
+
+
+def on_the_way(error: UnreachableError, node: str) -> UnreachableError:
+    """What keeps us from the node that another one is reached through, told of that other one."""
+    return UnreachableError(
+        f"it is reached through {error.node}, where {error.what}",
+        node=node,
+        step=f"{error.step} of {error.node}",
+        code=error.code,
+        do=error.do,
+        evidence=error.evidence,
     )
 
 
 def jump_of(connection: Connection) -> Connection | None:
-    """The connection to the jump host that a node is reached through, or None.
+    """The connection to the host that a node is reached through, or None.
 
     Raises:
-        UnreachableError: there is more than one jump, or its host key is not pinned.
+        UnreachableError: there is more than one such host, its host key is not pinned, or it is not known to be a host.
     """
     jump = connection.proxy_jump
-    if jump is None:
-        return None
-    if "," in jump:
+    if connection.proxy_command or "," in (jump or "") or (connection.via and not _is_direct(connection.via)):
+        found = "ProxyCommand" if connection.proxy_command else jump or "a node that is reached through another host"
         raise UnreachableError(
-            f"expected one jump host, found {jump}",
+            f"expected one jump host, found {found}",
             node=connection.node,
             step="ssh configuration (ProxyJump)",
-            do="pulumi-command goes through one jump host at most",
+            code="ssh-configuration",
+            do="pulumi-command, which copies files, goes through one jump host at most: say it with ProxyJump, or with "
+            "nodes[].via if it is a node",
         )
+    if connection.via or jump is None:
+        return connection.via
     user, _, place = jump.removeprefix("ssh://").rpartition("@")
     host, _, port = place.partition(":")
     spec = ConnectionSpec(
@@ -253,7 +283,17 @@ def jump_of(connection: Connection) -> Connection | None:
         port=int(port) if port.isdigit() else None,
         ssh_config=connection.spec.ssh_config,
     )
-    return resolve(spec, render_only=connection.pin == UNPINNED)
+    try:
+        return resolve(spec, render_only=connection.pin == UNPINNED)
+    except UnreachableError as error:
+        if error.code == "host-key-unpinned":
+            by_hand = "compare its fingerprint with the one on its own console, and connect to it once by hand"
+            raise UnreachableError(error.what, node=spec.node, step=error.step, code=error.code, do=by_hand) from None
+        raise
+
+
+def _is_direct(connection: Connection) -> bool:
+    return not (connection.proxy_jump or connection.proxy_command or connection.via)
 
 
 def parse_ssh_g(text: str) -> dict[str, list[str]]:
@@ -266,18 +306,7 @@ def parse_ssh_g(text: str) -> dict[str, list[str]]:
     return values
 
 
-def choose_pin(lines: Sequence[str]) -> str | None:
-    """The preferred host key among lines of known_hosts format: Ed25519 first, no certificates or revoked keys."""
-    found: dict[str, str] = {}
-    for line in lines:
-        words = line.split()
-        if not words or words[0].startswith(("#", "@")) or len(words) < 3:
-            continue
-        found.setdefault(words[1], f"{words[1]} {words[2]}")
-    return next((found[kind] for kind in _KEY_PREFERENCE if kind in found), None)
-
-
-def _known_pin(spec: ConnectionSpec, values: dict[str, list[str]], port: int) -> str | None:
+def _known_pin(spec: ConnectionSpec, values: dict[str, list[str]], port: int) -> tuple[str | None, str]:
     host = values.get("hostkeyalias", values.get("hostname", [spec.address]))[0]
     name = host if port == 22 or "hostkeyalias" in values else f"[{host}]:{port}"
     files = values.get("userknownhostsfile", [""])[0].split() + values.get("globalknownhostsfile", [""])[0].split()
@@ -287,31 +316,24 @@ def _known_pin(spec: ConnectionSpec, values: dict[str, list[str]], port: int) ->
             continue
         pin = choose_pin(_tool(["ssh-keygen", "-F", name, "-f", str(path)], spec.node, may_fail=True).splitlines())
         if pin is not None:
-            return pin
-    return None
+            return pin, file
+    return None, ""
 
 
 def _tool(words: list[str], node: str, *, may_fail: bool = False) -> str:
+    def refused(what: str, do: str = "", evidence: Sequence[str] = ()) -> UnreachableError:
+        return UnreachableError(
+            what, node=node, step="local OpenSSH", code="ssh-configuration", do=do, evidence=evidence
+        )
+
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
         )
     except FileNotFoundError as error:
-        raise UnreachableError(
-            f"expected the program {words[0]} on PATH, found none",
-            node=node,
-            step="local OpenSSH",
-            do="install OpenSSH",
-        ) from error
+        raise refused(f"expected the program {words[0]} on PATH, found none", "install OpenSSH") from error
     except subprocess.TimeoutExpired as error:
-        raise UnreachableError(
-            f"{words[0]} did not answer in {_TOOL_TIMEOUT_S:.0f} s", node=node, step="local OpenSSH"
-        ) from error
+        raise refused(f"{words[0]} did not answer in {_TOOL_TIMEOUT_S:.0f} s") from error
     if done.returncode != 0 and not may_fail:
-        raise UnreachableError(
-            f"{words[0]} refused its configuration",
-            node=node,
-            step="local OpenSSH",
-            evidence=done.stderr.splitlines()[-4:],
-        )
+        raise refused(f"{words[0]} refused its configuration", evidence=done.stderr.splitlines()[-4:])
     return done.stdout

@@ -1,34 +1,44 @@
-"""OpenSSH as the carrier: one multiplexed connection per node, each step of it with its own deadline.
+"""OpenSSH as the carrier: sessions over one open connection per node, each step of it with its own deadline.
 
-The master connection is opened once under a lock (simultaneous ``ControlMaster=auto`` starts race, OpenSSH 9.2) and
-ends by itself a minute after its last use. Everybody else, the Docker provider's ssh included, goes through it.
+Commands may be run again by rule (they are idempotent and judged by what is observed afterwards), so a connection that
+breaks off during one is opened anew and the command repeated. Where sshd allows no further session (MaxSessions), ssh
+connects for itself, and where sshd drops that (MaxStartups), it is tried again after a pause.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import socket
+import re
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from spark_core.errors import CommandError, UnreachableError
+from spark_core.transport.backoff import Backoff
 from spark_core.transport.base import Command, Result, script, tail_lines
-from spark_core.transport.connection import CONTROL_DIR, Connection, config_arguments, ssh_path
+from spark_core.transport.connection import CONNECT_TIMEOUT_S, Connection, on_the_way, ssh_path
+from spark_core.transport.login_errors import LoginFailure, login_failure, own_words, tcp_failure
+from spark_core.transport.master import REQUEST_TIMEOUT_S, Master
+from spark_core.transport.openssh import SSH_FAILED, OwnLog
+from spark_core.transport.sudo import Sudo
 
-TCP_TIMEOUT_S = 6.0
-LOGIN_TIMEOUT_S = 15.0
-PERSIST_S = 60
-MAX_SESSIONS = 4
-"""Our own sessions per node at a time; stock sshd allows ten and the Docker provider needs some."""
+MAX_SESSIONS = 3
+"""Our own sessions per node at a time; stock sshd allows ten, a strict one four, and the Docker provider needs some."""
 
-_SSH_FAILED = 255
+REPEATS = 2
+"""How often a command is run again after the connection broke off."""
+
+BUSY_S = 30.0
+"""How long a session that sshd has no room for is tried again."""
+
+_NO_ROOM = ("session request failed", "open failed")
+_BROKE_OFF = re.compile(
+    r"^(mux_client|client_loop|packet_write|Timeout, server|Write failed|Connection to \S+ closed by remote)", re.M
+)
+
+_PIPE_BYTES = 65536
+"""What a pipe takes in before anybody reads from it (Linux; less elsewhere)."""
 
 
 class SshTransport:
@@ -37,16 +47,29 @@ class SshTransport:
     Args:
         connection: Where the node is and which key it must show.
         sudo_password: Called when sudo asks; the password travels on standard input only.
+        via: The transport of the node that this one is reached through.
+        patience_s: Seconds that a host which does not answer is waited for, since it may be booting.
+        say: Called with one line when it is waited for.
     """
 
-    def __init__(self, connection: Connection, sudo_password: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        sudo_password: Callable[[], str | None] = lambda: None,
+        *,
+        via: SshTransport | None = None,
+        patience_s: float = 0.0,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.patience_s = patience_s
+        self.say = say
         self._connection = connection
-        self._sudo_password = sudo_password
+        self._via = via
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_SESSIONS)
-        self._master_seen = 0.0
-        self._is_root: bool | None = None
-        self._sudo_free: bool | None = None
+        self._failed: UnreachableError | None = None
+        self._master = Master(connection, self._answers, self._clarify, lambda text: self.say(text))
+        self._sudo = Sudo(connection.node, self._session, sudo_password)
 
     @property
     def node(self) -> str:
@@ -57,19 +80,164 @@ class SshTransport:
         return self._connection
 
     def run(self, cmd: Command) -> Result:
-        self.open()
-        with self._slots:
-            line, stdin = self._with_sudo(cmd) if cmd.sudo else (cmd.remote_line(), cmd.stdin)
-            return self._session(line, stdin, cmd.timeout_s, cmd.told)
+        repeats = 0
+        while True:
+            self.open()
+            try:
+                with self._slots:
+                    if cmd.sudo:
+                        return self._sudo.run(cmd)
+                    return self._session(cmd.remote_line(), cmd.stdin, cmd.timeout_s, cmd.told)
+            except UnreachableError as error:
+                if error.code in ("sudo-refused", "session-refused") or repeats == REPEATS:
+                    raise
+            repeats += 1
 
     def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
         """Feed a command from an iterable of chunks; bounded by the command's own time limit.
 
-        A reader that stops early is not an error here: the command's status says why.
+        A reader that stops early is not an error here: the command's status says why. It is not repeated when the
+        connection breaks off, since what was read of the chunks is gone.
         """
-        self.open()
-        words = self._session_words(cmd.remote_line())
-        with self._slots, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        source, backoff = _Chunks(chunks), Backoff()
+        while True:
+            self.open()
+            with self._slots, OwnLog() as log:
+                result, said = self._fed_session(cmd, source, log), log.text
+            if not _has_no_room(result, said):
+                return self._answer(result, said)
+            if not source.is_whole or not backoff.wait(min(BUSY_S, cmd.timeout_s)):
+                raise self._no_room(said)
+
+    def fresh_answer(self, timeout_s: float) -> bool:
+        """Whether the node answers over a connection of its own, made now, within the time."""
+        words = [
+            "-o",
+            f"ConnectTimeout={max(1, min(CONNECT_TIMEOUT_S, int(timeout_s)))}",
+            *self._connection.own_options(),
+            "-o",
+            "ControlPath=none",
+            "-T",
+            *self._connection.target(),
+            "--",
+            "true",
+        ]
+        with OwnLog() as log:
+            try:
+                done = subprocess.run(
+                    ["ssh", *log.options(), "-o", "LogLevel=INFO", *words],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=timeout_s,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return False
+        return done.returncode == 0
+
+    def forget(self) -> None:
+        """Look at the open connection again before its next use."""
+        self._master.forget()
+
+    def open(self) -> None:
+        """Make sure that the open connection is there.
+
+        Raises:
+            UnreachableError: naming the step that failed: TCP, key exchange, host key, authentication.
+        """
+        failed_before = self._failed
+        with self._lock:
+            if self._failed is not None and self._failed is not failed_before:
+                # Another thread has waited in vain while this one waited for the lock.
+                raise self._failed
+            try:
+                if self._via is not None and not self._master.is_fresh:
+                    self._open_via(self._via)
+                self._master.open(self.patience_s)
+            except UnreachableError as error:
+                self._failed = error
+                raise
+            self._failed = None
+
+    def _open_via(self, via: SshTransport) -> None:
+        try:
+            via.open()
+        except UnreachableError as error:
+            raise on_the_way(error, self.node) from None
+
+    def _clarify(self, failure: LoginFailure) -> LoginFailure:
+        """Let the node on the way try, since a forwarded connection that fails does not say why."""
+        if self._via is None:
+            return failure
+        host, port = self._connection.host_name, str(self._connection.port)
+        probe = script(
+            'timeout "$3" bash -c \'exec 3<>"/dev/tcp/$1/$2"\' probe "$1" "$2"',
+            host,
+            port,
+            str(CONNECT_TIMEOUT_S),
+            purpose=f"expected to learn whether {host} port {port} answers",
+        )
+        self._via.forget()
+        try:
+            result = self._via.run(probe)
+        except UnreachableError as error:
+            return LoginFailure(on_the_way(error, self.node), failure.passing)
+        except CommandError:
+            return failure
+        if result.status == 124:
+            return tcp_failure(self._connection, "timed out")
+        if not result.ok:
+            words = [line for line in result.stderr.splitlines() if line.strip()] or ["no answer"]
+            return tcp_failure(self._connection, words[-1].rpartition(": ")[2])
+        if failure.error.code == "connect-failed":
+            forbidden = tcp_failure(self._connection, "administratively prohibited: open failed")
+            return LoginFailure(forbidden.error, "boot")
+        return failure
+
+    def _answers(self) -> bool:
+        with OwnLog() as log:
+            try:
+                result = self._once("true", b"", REQUEST_TIMEOUT_S, log)
+            except subprocess.TimeoutExpired:
+                return False
+            return result.ok or _has_no_room(result, log.text)
+
+    def _once(self, line: str, stdin: bytes, timeout_s: float, log: OwnLog) -> Result:
+        done = subprocess.run(
+            self._session_words(line, log), input=stdin, capture_output=True, timeout=timeout_s, check=False
+        )
+        return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+    def _session_words(self, line: str, log: OwnLog) -> list[str]:
+        connection = self._connection
+        shared = ["-o", "ControlMaster=no", "-o", f"ControlPath={ssh_path(connection.control_path)}"]
+        options = [*log.options(), "-o", "LogLevel=INFO", *connection.own_options(), *shared]
+        return ["ssh", *options, "-T", *connection.target(), "--", line]
+
+    def _session(self, line: str, stdin: bytes, timeout_s: float, told: str) -> Result:
+        backoff = Backoff()
+        while True:
+            with OwnLog() as log:
+                try:
+                    result = self._once(line, stdin, timeout_s, log)
+                except subprocess.TimeoutExpired:
+                    self._master.forget()
+                    if not self._master.is_alive():
+                        raise self._lost() from None
+                    raise CommandError(
+                        f"{told}: no answer in {timeout_s:g} s",
+                        where=self.node,
+                        do="run it again; if it stays so, the node may be wedged",
+                    ) from None
+                said = log.text
+            if not _has_no_room(result, said):
+                return self._answer(result, said)
+            if not backoff.wait(min(BUSY_S, timeout_s)):
+                raise self._no_room(said)
+
+    def _fed_session(self, cmd: Command, source: _Chunks, log: OwnLog) -> Result:
+        words = self._session_words(cmd.remote_line(), log)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=err)
             timer = threading.Timer(cmd.timeout_s, process.kill)
             timer.start()
@@ -77,8 +245,9 @@ class SshTransport:
                 pipe = process.stdin
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):
-                        for chunk in chunks:
+                        for chunk in source:
                             pipe.write(chunk)
+                            pipe.flush()  # who makes the chunks may wait for what this one brings about
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
                 status = process.wait()
@@ -91,7 +260,7 @@ class SshTransport:
                         process.stdin.close()
                 process.wait()
             if timed_out:
-                self._master_seen = 0.0
+                self._master.forget()
                 raise CommandError(
                     f"{cmd.told}: no answer in {cmd.timeout_s:g} s",
                     where=self.node,
@@ -99,233 +268,67 @@ class SshTransport:
                 )
             out.seek(0)
             err.seek(0)
-            return self._answer(
-                Result(status, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
-            )
+            return Result(status, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
 
-    def open(self) -> None:
-        """Make sure that the master connection is there.
-
-        Raises:
-            UnreachableError: naming the step that failed: TCP, host key, authentication.
-        """
-        with self._lock:
-            if time.monotonic() - self._master_seen < PERSIST_S / 3:
-                self._master_seen = time.monotonic()
-                return
-            directory = ssh_path(CONTROL_DIR)
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(directory / (Path(self._connection.control_path).name + ".lock")):
-                if not self._master_alive():
-                    self._check_tcp()
-                    self._start_master()
-            self._master_seen = time.monotonic()
-
-    def _base(self) -> list[str]:
-        return ["ssh", *config_arguments(self._connection.spec.ssh_config), *self._connection.pin_options()]
-
-    def _master_alive(self) -> bool:
-        if not self._master("check"):
-            return False
-        # A master over a dead path still says "running": only an answer from the node counts.
-        try:
-            return self._session("true", b"", TCP_TIMEOUT_S, "expected an answer over the open connection").ok
-        except (CommandError, UnreachableError):
-            self._master("exit")
-            return False
-
-    def _master(self, request: str) -> bool:
-        """Whether the master process, if there is one, does what is requested (``check``, ``exit``)."""
-        path = ssh_path(self._connection.control_path)
-        if not path.exists():
-            return False
-        try:
-            done = subprocess.run(
-                ["ssh", "-o", f"ControlPath={path}", "-O", request, self._connection.spec.address],
-                capture_output=True,
-                timeout=TCP_TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
-
-    def _check_tcp(self) -> None:
-        """Tell "nobody there" from "refused" before ssh wraps both in its own words."""
-        if self._connection.proxy_jump:
-            return
-        address = (self._connection.host_name, self._connection.port)
-        where = f"{address[0]} port {address[1]}"
-        try:
-            with socket.create_connection(address, timeout=TCP_TIMEOUT_S):
-                return
-        except TimeoutError as error:
-            found, do = f"no answer in {TCP_TIMEOUT_S:.0f} s", "check that the node has power and its management cable"
-            cause: OSError = error
-        except ConnectionRefusedError as error:
-            found, do = "connection refused", "check that sshd runs on the node (it may still be starting)"
-            cause = error
-        except socket.gaierror as error:
-            found, do = "the name cannot be resolved", "use the node's address as management_address"
-            cause = error
-        except OSError as error:
-            found, do = error.strerror or str(error), "check that the node has power and its management cable"
-            cause = error
-        raise UnreachableError(
-            f"expected sshd at {where}, found: {found}", node=self.node, step="connect (TCP)", do=do
-        ) from cause
-
-    def _start_master(self) -> None:
-        path = ssh_path(self._connection.control_path)
-        path.unlink(missing_ok=True)
-        words = [
-            *self._base(),
-            "-o",
-            "ControlMaster=yes",
-            "-o",
-            f"ControlPath={path}",
-            "-o",
-            f"ControlPersist={PERSIST_S}",
-            "-N",
-            "-f",
-            *self._connection.target(),
-        ]
-        # The master keeps its standard error open, so it must be a file: a pipe would never end.
-        with tempfile.TemporaryFile() as log:
-            try:
-                done = subprocess.run(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    timeout=LOGIN_TIMEOUT_S,
-                    check=False,
-                    start_new_session=True,
-                )
-            except subprocess.TimeoutExpired as error:
-                raise UnreachableError(
-                    f"expected a login in {LOGIN_TIMEOUT_S:.0f} s, "
-                    "found none: sshd accepts connections but does not answer",
-                    node=self.node,
-                    step="login",
-                    do="the node may be wedged or out of memory: look at its console, power-cycle it if it stays so",
-                ) from error
-            log.seek(0)
-            stderr = log.read().decode(errors="replace")
-        if done.returncode != 0:
-            raise self._login_error(stderr)
-
-    def _login_error(self, stderr: str) -> UnreachableError:
-        lines = tail_lines(stderr, 4)
-        last = lines[-1] if lines else "ssh ended without a word"
-        if "Host key verification failed" in stderr or "no matching host key type" in stderr:
-            return UnreachableError(
-                f"expected host key {_fingerprint(self._connection.pin)}, found another key at "
-                f"{self._connection.host_name}",
-                node=self.node,
-                step="host key (nodes[].host_key)",
-                do="if the node was reinstalled, compare its new key on its own console and change the pin; "
-                "if not, somebody else answers at this address",
-            )
-        if "Permission denied" in stderr:
-            return UnreachableError(
-                f"expected a login as {self._connection.spec.user} without a prompt, found: {last}",
-                node=self.node,
-                step="authentication",
-                do="install your public key on the node (ssh-copy-id); a key with a passphrase needs ssh-agent",
-            )
-        return UnreachableError(f"expected a login, found: {last}", node=self.node, step="login", evidence=lines[:-1])
-
-    def _session(self, line: str, stdin: bytes, timeout_s: float, told: str) -> Result:
-        try:
-            done = subprocess.run(
-                self._session_words(line), input=stdin, capture_output=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            self._master_seen = 0.0
-            raise CommandError(
-                f"{told}: no answer in {timeout_s:g} s",
-                where=self.node,
-                do="run it again; if it stays so, the node may be wedged",
-            ) from error
-        return self._answer(
-            Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
-        )
-
-    def _answer(self, result: Result) -> Result:
+    def _answer(self, result: Result, said: str) -> Result:
         """The result, if it is the command's own.
 
         Raises:
             UnreachableError: ssh says that the node could not be asked; the next command connects anew.
         """
-        if result.status != _SSH_FAILED:
+        if result.status != SSH_FAILED:
             return result
-        if _ssh_itself_failed(result.stderr):
-            self._master_seen = 0.0
-            raise self._login_error(result.stderr)
+        words = own_words(said)
         # A session whose master went away ends with 255 and no word of ssh.
-        if not result.stderr.strip() or not self._master("check"):
-            self._master_seen = 0.0
-            raise UnreachableError(
-                "expected an answer, found: the connection was lost",
-                node=self.node,
-                step="session",
-                do="run it again: the connection is then opened anew; what the command has done by then is not known",
-                evidence=tail_lines(result.stderr, 4),
-            )
-        return result
+        if not words and self._master.runs():
+            return result
+        self._master.forget()
+        if not words or _BROKE_OFF.search(said):
+            raise self._lost([*tail_lines(result.stderr, 3), *words[:1]])
+        raise login_failure(self._connection, said, result.stderr).error
 
-    def _session_words(self, line: str) -> list[str]:
-        path = ssh_path(self._connection.control_path)
-        return [
-            *self._base(),
-            "-o",
-            "ControlMaster=no",
-            "-o",
-            f"ControlPath={path}",
-            "-T",
-            *self._connection.target(),
-            "--",
-            line,
-        ]
-
-    def _with_sudo(self, cmd: Command) -> tuple[str, bytes]:
-        if self._is_root is None:
-            answer = self._session("id -u", b"", 15, "expected to learn whether the deploy user is root")
-            user = answer.stdout.strip()
-            if not answer.ok or not user.isdigit():
-                raise CommandError(
-                    f"expected the number of the deploy user from `id -u`, found: {(user or answer.stderr)[-160:]!r}",
-                    where=self.node,
-                )
-            self._is_root = user == "0"
-        if self._is_root:
-            return cmd.remote_line(), cmd.stdin
-        if self._sudo_free is None:
-            # -k: a cached credential must not hide that a password is needed, since it would then not be read.
-            self._sudo_free = self._session(
-                "sudo -kn true", b"", 15, "expected to learn whether sudo asks for a password"
-            ).ok
-        if self._sudo_free:
-            return "sudo -n -- " + cmd.remote_line(), cmd.stdin
-        password = self._sudo_password()
-        if password is None:
-            raise CommandError(
-                f"expected root without a password for `{' '.join(cmd.argv[:3])} …`, found that sudo asks for one",
-                where=f"{self.node} (sudo_password)",
-                do="set the secret sudo_password (or sudo_password_file), or allow the listed commands in sudoers",
-            )
-        accepted = self._session(
-            "sudo -k -S -p '' -- true", password.encode() + b"\n", 20, "expected that sudo accepts the password"
+    def _lost(self, evidence: Sequence[str] = ()) -> UnreachableError:
+        return UnreachableError(
+            "expected an answer, found: the connection was lost",
+            node=self.node,
+            step="session",
+            code="connection-lost",
+            do="run it again: the connection is then opened anew; what the command has done by then is not known",
+            evidence=evidence,
         )
-        if not accepted.ok:
-            raise CommandError(
-                "expected that sudo accepts the password of the settings, found that it refuses it",
-                where=f"{self.node} (sudo_password)",
-                do="correct the secret sudo_password (or sudo_password_file)",
-            )
-        return "sudo -k -S -p '' -- " + cmd.remote_line(), password.encode() + b"\n" + cmd.stdin
+
+    def _no_room(self, said: str) -> UnreachableError:
+        return UnreachableError(
+            f"expected a session, found: {(own_words(said) or ['refused'])[0]}",
+            node=self.node,
+            step="session",
+            code="session-refused",
+            do="end other sessions on the node, or allow more in its sshd_config (MaxSessions, MaxStartups)",
+            evidence=own_words(said)[1:2],
+        )
+
+
+class _Chunks:
+    """Chunks that can be given once more as long as no more was taken of them than a pipe holds."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._source = iter(chunks)
+        self._kept: list[bytes] = []
+        self.is_whole = True
+        """Whether everything that was taken is still here."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from tuple(self._kept)
+        for chunk in self._source:
+            if self.is_whole and sum(map(len, self._kept)) <= _PIPE_BYTES:
+                self._kept.append(chunk)
+            else:
+                self.is_whole, self._kept = False, []
+            yield chunk
+
+
+def _has_no_room(result: Result, said: str) -> bool:
+    return result.status == SSH_FAILED and any(sign in said for sign in _NO_ROOM)
 
 
 def write_file(path: str, content: bytes, *, mode: str = "0600", sudo: bool = False) -> Command:
@@ -348,38 +351,3 @@ def write_file(path: str, content: bytes, *, mode: str = "0600", sudo: bool = Fa
         stdin=content,
         timeout_s=60,
     )
-
-
-def _ssh_itself_failed(stderr: str) -> bool:
-    signs = (
-        "ssh: ",
-        "Connection ",
-        "Host key verification failed",
-        "Permission denied (",
-        "mux_client",
-        "kex_exchange",
-        "client_loop",
-        "Control socket",
-    )
-    return any(line.startswith(signs) or "Permission denied (" in line for line in stderr.splitlines())
-
-
-def _fingerprint(pin: str) -> str:
-    try:
-        done = subprocess.run(
-            ["ssh-keygen", "-l", "-f", "-"], input=pin + "\n", capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return pin.split(" ", 1)[0]
-    words = done.stdout.split()
-    return words[1] if len(words) > 1 else pin.split(" ", 1)[0]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 import pwd
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,13 +22,12 @@ from spark_core.transport.connection import (
     UNPINNED,
     Connection,
     ConnectionSpec,
-    agent_has_key,
-    choose_pin,
     jump_of,
     parse_ssh_g,
     resolve,
     ssh_path,
 )
+from spark_core.transport.keys import agent_has_key, choose_pin, fingerprint, locked_private_keys
 
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAaBcDeF"
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB"
@@ -237,16 +237,14 @@ def test_a_host_key_alias_names_the_entry(ssh_config: Path, host_keys: dict[str,
     assert resolve(spec(ssh_config, port=2222)).pin == host_keys["ed25519"]
 
 
-def test_a_node_without_a_pin_is_refused_and_the_person_learns_how_to_get_one(ssh_config: Path) -> None:
+def test_a_node_without_a_pin_is_refused(ssh_config: Path) -> None:
     with pytest.raises(UnreachableError) as refused:
         resolve(spec(ssh_config))
-    assert str(refused.value) == (
+    assert refused.value.line == (
         "spark-a, host key (nodes[].host_key): expected a pinned host key for 10.1.230.180, "
-        "found none in the settings and none in known_hosts\n"
-        "  do: compare what `ssh-keyscan -p 22 -t ed25519 10.1.230.180` says with "
-        "/etc/ssh/ssh_host_ed25519_key.pub on the node's own console, then set host_key, or "
-        "connect once by hand"
+        "found none in the settings and none in known_hosts"
     )
+    assert refused.value.code == "host-key-unpinned"
 
 
 def test_a_revoked_key_is_no_pin(ssh_config: Path, host_keys: dict[str, str]) -> None:
@@ -291,13 +289,78 @@ def test_a_jump_host_without_a_pin_is_refused(ssh_config: Path) -> None:
     with pytest.raises(UnreachableError) as refused:
         jump_of(connection(spec=spec(ssh_config), proxy_jump="10.0.0.1"))
     assert refused.value.node == "spark-a (jump host 10.0.0.1)"
-    assert refused.value.step == "host key (nodes[].host_key)"
+    assert refused.value.code == "host-key-unpinned"
+    assert refused.value.do.endswith("connect to it once by hand")
 
 
 def test_two_jumps_are_refused(ssh_config: Path) -> None:
     with pytest.raises(UnreachableError) as refused:
         jump_of(connection(spec=spec(ssh_config), proxy_jump="a,b"))
     assert "expected one jump host, found a,b" in refused.value.line
+
+
+def test_a_proxy_command_cannot_be_given_to_pulumi_command(ssh_config: Path) -> None:
+    ssh_config.write_text("Host *\n  ProxyCommand nc %h %p\n" + ssh_config.read_text())
+    found = resolve(spec(ssh_config, host_key=ED25519))
+    with pytest.raises(UnreachableError) as refused:
+        jump_of(found)
+    assert "expected one jump host, found ProxyCommand" in refused.value.line
+    assert refused.value.code == "ssh-configuration"
+
+
+def through_the_head(ssh_config: Path, **changes: object) -> ConnectionSpec:
+    head = spec(ssh_config, host_key=ED25519)
+    behind = spec(ssh_config, node="spark-b", address="192.168.200.13", host_key=RSA, via=head)
+    return replace(behind, **changes)  # type: ignore[arg-type]
+
+
+def test_a_node_behind_another_is_reached_by_our_own_pinned_ssh_to_that_one(ssh_config: Path) -> None:
+    ssh_config.write_text("Host 192.168.*\n  ProxyJump elsewhere\n" + ssh_config.read_text())
+    found = resolve(through_the_head(ssh_config))
+    assert found.via is not None
+    assert (found.proxy_jump, found.pin, found.via.pin) == (None, RSA, ED25519)
+    jump = jump_of(found)
+    assert jump == found.via
+    told = subprocess.run(
+        ["ssh", "-G", *found.own_options(), *found.target()], capture_output=True, text=True, check=True, timeout=10
+    ).stdout
+    values = parse_ssh_g(told)
+    assert "proxyjump" not in values
+    [line] = values["proxycommand"]
+    words = shlex.split(line.replace("%%", "%"))
+    assert words[0] == "ssh"
+    assert words[words.index("-F") + 1] == str(ssh_config)
+    assert f"KnownHostsCommand=/bin/echo %H {ED25519}" in words
+    assert f"ControlPath={found.via.control_path}" in words
+    assert words[-7:] == ["-W", "[%h]:%p", "-p", "22", "-l", "aurora", "10.1.230.180"]
+
+
+def test_others_go_through_the_same_node_without_anything_of_this_machine(ssh_config: Path) -> None:
+    options = resolve(through_the_head(ssh_config)).shared_options()
+    [line] = [option for option in options if option.startswith("ProxyCommand=")]
+    assert str(ssh_config) not in " ".join(options)
+    assert "-l aurora 10.1.230.180" in line
+    assert "%%H" in line
+
+
+def test_another_way_to_the_node_before_is_another_control_socket_of_the_one_behind(ssh_config: Path) -> None:
+    found = resolve(through_the_head(ssh_config))
+    again = resolve(through_the_head(ssh_config, via=spec(ssh_config, host_key=RSA)))
+    assert found.control_path != again.control_path
+
+
+def test_a_node_on_the_way_without_a_pin_is_told_of_the_one_behind(ssh_config: Path) -> None:
+    with pytest.raises(UnreachableError) as refused:
+        resolve(through_the_head(ssh_config, via=spec(ssh_config)))
+    assert (refused.value.node, refused.value.code) == ("spark-b", "host-key-unpinned")
+    assert "it is reached through spark-a, where expected a pinned host key" in refused.value.line
+
+
+def test_a_node_behind_a_node_behind_a_jump_host_is_refused(ssh_config: Path) -> None:
+    ssh_config.write_text("Host 10.1.*\n  ProxyJump gate\n" + ssh_config.read_text())
+    with pytest.raises(UnreachableError) as refused:
+        jump_of(resolve(through_the_head(ssh_config)))
+    assert "expected one jump host, found a node that is reached through another host" in refused.value.line
 
 
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
@@ -336,7 +399,7 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     )
     (tmp_path / "bin" / "ssh-add").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("spark_core.transport.connection._AGENT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("spark_core.transport.keys._AGENT_TIMEOUT_S", 0.3)
     agent_has_key.cache_clear()
     yield "/run/agent"
     agent_has_key.cache_clear()
@@ -401,6 +464,24 @@ UNUSABLE = ("none", "locked", "locked pem", "locked pkcs8", "rubbish", "binary",
 def test_the_first_key_without_a_passphrase_is_taken(name: str, private_keys: dict[str, Path]) -> None:
     files = tuple(str(private_keys[other]) for other in (*UNUSABLE, name, "open"))
     assert connection(identity_files=files).private_key() == private_keys[name].read_text()
+
+
+def test_keys_that_a_passphrase_locks_are_known(private_keys: dict[str, Path]) -> None:
+    files = {name: str(path) for name, path in private_keys.items()}
+    locked = {name for name in files if files[name] in locked_private_keys(list(files.values()))}
+    assert locked == {"locked", "locked pem", "locked pkcs8"}
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_a_fingerprint_is_the_one_that_ssh_keygen_prints(kind: str, host_keys: dict[str, str]) -> None:
+    told = subprocess.run(
+        ["ssh-keygen", "-l", "-f", "-"], input=host_keys[kind], capture_output=True, text=True, check=True, timeout=10
+    ).stdout
+    assert fingerprint(host_keys[kind] + " a comment") == told.split()[1]
+
+
+def test_a_key_without_content_has_no_fingerprint() -> None:
+    assert fingerprint("ssh-ed25519 not=base64") == fingerprint("ssh-ed25519") == "ssh-ed25519 that cannot be read"
 
 
 def test_without_a_usable_key_there_is_none(private_keys: dict[str, Path]) -> None:

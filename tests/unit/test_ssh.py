@@ -1,10 +1,11 @@
-"""OpenSSH as the carrier: which step failed, sudo without its password anywhere, one connection for all."""
+"""OpenSSH as the carrier: one connection for all, waiting and resuming, sudo without its password anywhere."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+import time
 import traceback
 import types
 from collections.abc import Iterator
@@ -16,12 +17,15 @@ import pytest
 
 from spark_core.errors import CommandError, UnreachableError
 from spark_core.transport.base import Command, command, run_checked, script
-from spark_core.transport.connection import Connection, ConnectionSpec
+from spark_core.transport.connection import Connection, ConnectionSpec, ssh_path
+from spark_core.transport.keys import fingerprint
 from spark_core.transport.ssh import SshTransport
 from tests.fake_ssh import FakeSsh
 
 MARKER = "marker-a1b2c3d4"
 PIN = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAaBcDeF"
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIZZZZZZZ"
+SUDO = "env LC_ALL=C sudo -k"
 
 
 @pytest.fixture
@@ -31,13 +35,23 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSsh]:
         monkeypatch.setenv("HOME", str(fake.home))
         of_this_user = types.SimpleNamespace(pw_dir=str(fake.home))
         monkeypatch.setattr("spark_core.transport.connection.pwd.getpwuid", lambda _: of_this_user)
+        monkeypatch.setattr("spark_core.transport.backoff._FIRST_S", 0.05)
+        monkeypatch.setattr("spark_core.transport.backoff._LONGEST_S", 0.3)
         yield fake
 
 
-def transport(ssh: FakeSsh, password: str | None = None, **changes: object) -> SshTransport:
+def connection(ssh: FakeSsh, **changes: object) -> Connection:
     spec = ConnectionSpec("spark-a", "spark-a", "aurora", host_key=PIN)
-    connection = Connection(spec, "127.0.0.1", "aurora", ssh.port("spark-a"), PIN, None, None, ())
-    return SshTransport(replace(connection, **changes), lambda: password)  # type: ignore[arg-type]
+    found = Connection(spec, "127.0.0.1", "aurora", ssh.port("spark-a"), PIN, None, None, ())
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def transport(ssh: FakeSsh, password: str | None = None, **changes: object) -> SshTransport:
+    return SshTransport(connection(ssh, **changes), lambda: password)
+
+
+def patient(ssh: FakeSsh, patience_s: float, said: list[str]) -> SshTransport:
+    return SshTransport(connection(ssh), patience_s=patience_s, say=said.append)
 
 
 def failure(carrier: SshTransport, cmd: Command | None = None) -> UnreachableError:
@@ -81,45 +95,148 @@ def test_a_port_where_nobody_listens_is_refused_at_tcp(ssh: FakeSsh) -> None:
     assert ssh.masters("spark-a") == []
 
 
-def test_a_name_that_cannot_be_resolved_is_told_as_such(ssh: FakeSsh) -> None:
-    error = failure(transport(ssh, host_name="no-such-spark.invalid"))
-    assert (error.step, "the name cannot be resolved" in error.line) == ("connect (TCP)", True)
+def test_a_host_that_never_answers_is_told_by_its_time(ssh: FakeSsh) -> None:
+    ssh.kill("spark-a", "Connection timed out")
+    error = failure(transport(ssh))
+    assert (error.step, error.code) == ("connect (TCP)", "connect-failed")
+    assert error.line.endswith("found: no answer in 8 s")
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for an sshd that is too busy takes a moment only."""
+    monkeypatch.setattr("spark_core.transport.master.BUSY_S", 0.5)
+    monkeypatch.setattr("spark_core.transport.ssh.BUSY_S", 0.5)
+
+
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
-    ("stderr", "step", "words"),
+    ("stderr", "step", "code", "words"),
     [
-        ("Host key verification failed.", "host key (nodes[].host_key)", "expected host key"),
-        (
-            "Unable to negotiate: no matching host key type found.",
-            "host key (nodes[].host_key)",
-            "found another key",
-        ),
         (
             "aurora@spark-a: Permission denied (publickey).",
             "authentication",
-            "expected a login as aurora without a prompt",
+            "authentication-failed",
+            "expected a login as aurora without a prompt, found: aurora@spark-a: Permission denied (publickey).",
         ),
         (
             "kex_exchange_identification: Connection closed by remote host",
-            "login",
-            "Connection closed by remote host",
+            "key exchange",
+            "key-exchange-failed",
+            "found: kex_exchange_identification: Connection closed by remote host",
         ),
-        ("", "login", "ssh ended without a word"),
+        ("", "login", "connect-failed", "ssh ended without a word"),
     ],
 )
-def test_a_login_that_fails_names_its_step(stderr: str, step: str, words: str, ssh: FakeSsh) -> None:
+def test_a_login_that_fails_names_its_step(stderr: str, step: str, code: str, words: str, ssh: FakeSsh) -> None:
+    ssh.greet("spark-a", "Authorised use only.")
     ssh.refuse_login("spark-a", stderr)
     error = failure(transport(ssh))
-    assert (error.node, error.step) == ("spark-a", step)
+    assert (error.node, error.step, error.code) == ("spark-a", step, code)
     assert words in error.line
+    assert "Authorised" not in str(error)
 
 
-def test_a_connection_that_dies_between_two_commands_is_unreachable_and_opened_anew(ssh: FakeSsh) -> None:
+@pytest.mark.parametrize(
+    "stderr", ["Host key verification failed.", "Unable to negotiate: no matching host key type found."]
+)
+def test_another_host_key_is_told_with_both_fingerprints_and_the_line_that_pins_it(stderr: str, ssh: FakeSsh) -> None:
+    ssh.refuse_login("spark-a", stderr)
+    ssh.offer("spark-a", OTHER)
+    error = failure(transport(ssh))
+    assert error.line == (
+        f"spark-a, host key (nodes[].host_key): expected host key ssh-ed25519 {fingerprint(PIN)} at 127.0.0.1 port "
+        f"{ssh.port('spark-a')}, found ssh-ed25519 {fingerprint(OTHER)}"
+    )
+    assert error.code == "host-key-mismatch"
+    assert f"change the pin to host_key: {OTHER}; if not, somebody else answers" in error.do
+    assert ssh.lines("spark-a") == []
+
+
+def test_a_host_key_that_is_shown_only_once_is_told_in_ssh_s_words(ssh: FakeSsh) -> None:
+    ssh.refuse_login("spark-a", "Host key verification failed.")
+    error = failure(transport(ssh, pin_file="/home/x/.ssh/known_hosts"))
+    assert error.line.endswith("found Host key verification failed.")
+    assert "ssh-keygen -R spark-a -f /home/x/.ssh/known_hosts" in error.do
+
+
+def test_a_host_that_boots_is_waited_for_by_time_and_told_once(ssh: FakeSsh) -> None:
+    said: list[str] = []
+    ssh.kill("spark-a")
+    mending = threading.Timer(1.5, ssh.mend, ("spark-a",))
+    mending.start()
+    assert patient(ssh, 20, said).run(command("echo", "up")).stdout == "up\n"
+    mending.join()
+    assert said == [
+        f"spark-a, connect (TCP): expected sshd at 127.0.0.1 port {ssh.port('spark-a')}, found: connection refused; "
+        "waiting up to 20 s (ssh.boot_wait_s)"
+    ]
+
+
+def test_a_host_that_stays_away_is_given_up_when_the_time_is_over(ssh: FakeSsh) -> None:
+    ssh.kill("spark-a", "No route to host")
+    start = time.monotonic()
+    error = failure(patient(ssh, 1, []))
+    assert 1 <= time.monotonic() - start < 4
+    assert error.line.endswith("found: no route to host")
+
+
+def test_threads_that_wait_for_the_same_host_wait_once(ssh: FakeSsh) -> None:
+    ssh.kill("spark-a")
+    carrier = patient(ssh, 1.5, [])
+    start = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        errors = list(pool.map(lambda _: failure(carrier), range(4)))
+    assert {error.step for error in errors} == {"connect (TCP)"}
+    assert time.monotonic() - start < 3.5
+
+
+@pytest.mark.parametrize("stderr", ["aurora@spark-a: Permission denied (publickey).", "Host key verification failed."])
+def test_what_no_time_cures_is_not_waited_for(stderr: str, ssh: FakeSsh) -> None:
+    said: list[str] = []
+    ssh.refuse_login("spark-a", stderr)
+    start = time.monotonic()
+    failure(patient(ssh, 60, said))
+    assert (time.monotonic() - start < 5, said) == (True, [])
+
+
+def test_a_login_that_sshd_drops_is_tried_again_without_patience_too(ssh: FakeSsh) -> None:
+    ssh.drop_logins("spark-a", 3)
+    assert transport(ssh).run(command("true")).ok
+    assert len(ssh.logins("spark-a")) == 4
+
+
+def test_a_session_that_sshd_has_no_room_for_is_tried_again(ssh: FakeSsh) -> None:
+    carrier = transport(ssh)
+    carrier.open()
+    ssh.refuse_sessions("spark-a", 3)
+    assert carrier.run(script("cat", stdin=b"input")).stdout == "input"
+    ssh.refuse_sessions("spark-a", 2)
+    assert carrier.stream(script("wc -c"), [b"x" * 40_000] * 30).stdout.strip() == "1200000"
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_session_that_never_gets_room_is_told_as_such(ssh: FakeSsh) -> None:
+    carrier = transport(ssh)
+    carrier.open()
+    ssh.refuse_sessions("spark-a", 1000)
+    error = failure(carrier)
+    assert error.line == (
+        "spark-a, session: expected a session, found: mux_client_request_session: session request failed: "
+        "Session open refused by peer"
+    )
+    assert error.code == "session-refused"
+    with pytest.raises(UnreachableError, match="Session open refused"):
+        carrier.stream(script("cat"), [b"x"])
+
+
+def test_a_connection_that_dies_between_two_commands_is_opened_anew(ssh: FakeSsh) -> None:
     carrier = transport(ssh)
     assert carrier.run(command("true")).ok
     ssh.break_sessions("spark-a", "mux_client_request_session: read from master failed: Broken pipe")
-    assert failure(carrier).step == "login"
+    error = failure(carrier)
+    assert (error.step, error.code) == ("session", "connection-lost")
+    assert error.evidence == ("mux_client_request_session: read from master failed: Broken pipe",)
     ssh.mend("spark-a")
     assert carrier.run(command("echo", "again")).stdout == "again\n"
 
@@ -136,16 +253,36 @@ def test_a_command_without_an_end_is_given_up_without_its_input(ssh: FakeSsh) ->
 
 
 @pytest.mark.parametrize("way", ["run", "stream"])
-def test_a_connection_that_is_lost_without_a_word_is_no_answer_and_is_opened_anew(way: str, ssh: FakeSsh) -> None:
+def test_a_connection_that_is_always_lost_without_a_word_is_no_answer(way: str, ssh: FakeSsh) -> None:
     carrier = transport(ssh)
     assert carrier.run(command("true")).ok
     ssh.lose("spark-a", "id -u")
     with pytest.raises(UnreachableError) as failed:
         carrier.run(command("id", "-u")) if way == "run" else carrier.stream(command("id", "-u"), [b"x"])
     assert failed.value.line == "spark-a, session: expected an answer, found: the connection was lost"
+    assert failed.value.code == "connection-lost"
+    assert ssh.lines("spark-a").count("id -u") == (3 if way == "run" else 1)
     ssh.mend("spark-a")
     assert carrier.run(command("echo", "again")).stdout == "again\n"
-    assert len(ssh.masters("spark-a")) == 2
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_command_whose_connection_was_lost_is_run_again_over_a_new_one(times: int, ssh: FakeSsh) -> None:
+    carrier = transport(ssh)
+    ssh.lose("spark-a", "cat", times)
+    assert carrier.run(command("cat", stdin=b"input")).stdout == "input"
+    assert len(ssh.masters("spark-a")) == 1 + times
+
+
+def test_a_reboot_during_a_command_is_waited_for(ssh: FakeSsh) -> None:
+    carrier = patient(ssh, 20, [])
+    ssh.lose("spark-a", "cat", 1)
+    carrier.open()
+    ssh.refuse_login("spark-a", "ssh: connect to host spark-a port 22: Connection refused")
+    back = threading.Timer(1, ssh.accept_logins, ("spark-a",))
+    back.start()
+    assert carrier.run(command("cat", stdin=b"input")).stdout == "input"
+    back.join()
 
 
 def test_what_a_command_said_before_the_connection_was_lost_is_no_answer_either(ssh: FakeSsh) -> None:
@@ -155,15 +292,34 @@ def test_what_a_command_said_before_the_connection_was_lost_is_no_answer_either(
     assert error.evidence == ("half a word",)
 
 
+def test_no_answer_in_time_over_a_dead_connection_is_a_lost_connection(
+    ssh: FakeSsh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_core.transport.master.REQUEST_TIMEOUT_S", 0.5)
+    carrier = transport(ssh)
+    carrier.open()
+    ssh.slow_master("spark-a")
+    error = failure(carrier, command("tail", "-f", "/dev/null", timeout_s=0.3))
+    assert error.code == "connection-lost"
+    assert len(ssh.masters("spark-a")) == 3
+
+
 @pytest.mark.parametrize(
     ("user", "sudo", "line"),
-    [("root", "free", "id -u"), ("user", "free", "sudo -kn true"), ("user", MARKER, "sudo -k -S -p '' -- true")],
+    [
+        ("root", "free", "id -u"),
+        ("user", "free", f"{SUDO} -n -- true"),
+        ("user", MARKER, f"{SUDO} -n -- true"),
+        ("user", MARKER, f"{SUDO} -n -l -- true"),
+        ("user", MARKER, f"{SUDO} -S -p '' -v"),
+        ("user", MARKER, f"{SUDO} -S -p '' -- true"),
+    ],
 )
 def test_a_loss_while_sudo_is_tried_out_is_no_answer_about_it(user: str, sudo: str, line: str, ssh: FakeSsh) -> None:
     ssh.be("spark-a", user, sudo)
     carrier = transport(ssh, MARKER if sudo == MARKER else None)
     ssh.lose("spark-a", line)
-    assert failure(carrier, command("id", "-u", sudo=True)).step == "session"
+    assert failure(carrier, command("true", sudo=True)).step == "session"
     ssh.mend("spark-a")
     assert carrier.run(command("true", sudo=True)).ok
     assert all("-S" not in call for call in ssh.sudo_calls("spark-a")) or sudo == MARKER
@@ -189,7 +345,7 @@ def test_no_answer_in_time_is_told_by_the_purpose_and_not_by_the_script(ssh: Fak
 
 def test_a_stuck_master_process_is_replaced(ssh: FakeSsh, monkeypatch: pytest.MonkeyPatch) -> None:
     assert transport(ssh).run(command("true")).ok
-    monkeypatch.setattr("spark_core.transport.ssh.TCP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("spark_core.transport.master.REQUEST_TIMEOUT_S", 0.5)
     ssh.slow_master("spark-a")
     assert transport(ssh).run(command("true")).ok
     assert len(ssh.masters("spark-a")) == 2
@@ -220,34 +376,93 @@ def test_root_needs_no_sudo(ssh: FakeSsh) -> None:
     assert ssh.sudo_calls("spark-a") == []
 
 
-def test_sudo_without_a_password_is_used_where_it_is_allowed(ssh: FakeSsh) -> None:
+def test_sudo_without_a_password_is_used_where_it_is_allowed_and_nothing_else_is_tried(ssh: FakeSsh) -> None:
     ssh.be("spark-a", "user", sudo="free")
-    assert transport(ssh).run(script("cat", sudo=True, stdin=b"input")).stdout == "input"
+    assert transport(ssh).run(command("cat", sudo=True, stdin=b"input")).stdout == "input"
+    assert ssh.sudo_calls("spark-a") == ["-k -n -- cat"]
 
 
 def test_the_password_travels_on_standard_input_before_the_command_s_own(ssh: FakeSsh) -> None:
     ssh.be("spark-a", "user", sudo=MARKER)
-    result = transport(ssh, MARKER).run(script("cat", sudo=True, stdin=b"input"))
+    carrier = transport(ssh, MARKER)
+    result = carrier.run(script("cat", sudo=True, stdin=b"input"))
     assert (result.status, result.stdout) == (0, "input")
     assert not any(MARKER in line for line in ssh.lines("spark-a"))
+    # Where no rule goes without a password, it is not tried again without one.
+    before = len(ssh.sudo_calls("spark-a"))
+    assert carrier.run(command("cat", sudo=True, stdin=b"more")).stdout == "more"
+    assert ssh.sudo_calls("spark-a")[before:] == ["-k -S -p  -- cat"]
+
+
+def test_a_command_that_sudo_lists_gets_its_whole_input_and_never_the_password(ssh: FakeSsh) -> None:
+    ssh.be("spark-a", "user", sudo=MARKER, listed=["cat"])
+    carrier = transport(ssh, MARKER)
+    assert carrier.run(command("tac", sudo=True, stdin=b"b\na\n")).stdout == "a\nb\n"
+    assert carrier.run(command("cat", sudo=True, stdin=b"input")).stdout == "input"
+
+
+def test_a_command_that_sudo_does_not_list_is_told_apart_from_one_that_needs_a_password(ssh: FakeSsh) -> None:
+    ssh.be("spark-a", "user", sudo="right", listed=["cat"], only_listed=True)
+    assert transport(ssh).run(command("cat", sudo=True, stdin=b"input")).stdout == "input"
+    error = failure(transport(ssh), command("tac", sudo=True))
+    assert error.line == "spark-a, sudo: expected an answer of `tac` as root, found: sudoers does not list this command"
+    assert error.code == "sudo-refused"
+    assert "python -m automation sudoers" in error.do
+    ssh.be("spark-a", "user", sudo="right", listed=["cat"], only_listed=False)
+    assert failure(transport(ssh), command("tac", sudo=True)).line.endswith("found: sudo asks for a password")
+
+
+def test_a_user_whom_sudo_does_not_know_is_told_in_its_words(ssh: FakeSsh) -> None:
+    ssh.be("spark-a", "user", sudo=MARKER, no_sudoer=True)
+    error = failure(transport(ssh, MARKER), command("tac", sudo=True))
+    assert error.line.endswith("found: user is not in the sudoers file.")
+    assert error.code == "sudo-refused"
 
 
 def test_a_wrong_password_is_told_without_it(ssh: FakeSsh) -> None:
     ssh.be("spark-a", "user", sudo="right")
-    with pytest.raises(CommandError) as failed:
-        transport(ssh, MARKER).run(command("true", sudo=True))
-    assert failed.value.line == (
-        "spark-a (sudo_password): expected that sudo accepts the password of the settings, found that it refuses it"
+    error = failure(transport(ssh, MARKER), command("true", sudo=True))
+    assert error.line == (
+        "spark-a, sudo (sudo_password): expected that sudo accepts the password of the settings, "
+        "found that it refuses it"
     )
-    assert MARKER not in "".join(traceback.format_exception(failed.value))
+    assert error.code == "sudo-refused"
+    assert MARKER not in "".join(traceback.format_exception(error))
+    assert sum("-S" in call for call in ssh.sudo_calls("spark-a")) == 1
 
 
 def test_a_needed_password_that_nobody_gave_names_the_command_and_the_secret(ssh: FakeSsh) -> None:
     ssh.be("spark-a", "user", sudo="right")
-    with pytest.raises(CommandError) as failed:
-        transport(ssh).run(command("sysctl", "-q", "-w", "a.b=1", sudo=True))
-    assert failed.value.line == (
-        "spark-a (sudo_password): expected root without a password for `sysctl -q -w …`, found that sudo asks for one"
+    error = failure(transport(ssh), command("sysctl", "-q", "-w", "a.b=1", sudo=True))
+    assert error.line == "spark-a, sudo: expected an answer of `sysctl` as root, found: sudo asks for a password"
+    assert error.do.startswith("set the secret sudo_password (or sudo_password_file), or allow it in sudoers")
+
+
+def test_a_fresh_answer_comes_over_a_connection_of_its_own(ssh: FakeSsh) -> None:
+    carrier = transport(ssh)
+    carrier.open()
+    assert carrier.fresh_answer(5) is True
+    assert len(ssh.masters("spark-a")) == 1
+    assert ssh.logins("spark-a")[-1] == "-- true"
+    ssh.drop_logins("spark-a", 1)
+    assert carrier.fresh_answer(5) is False
+    ssh.lose("spark-a", "nothing")
+    assert carrier.run(command("true")).ok
+
+
+def test_a_node_behind_another_is_opened_after_that_one(ssh: FakeSsh) -> None:
+    head = transport(ssh)
+    behind = connection(ssh, spec=ConnectionSpec("spark-b", "spark-a", "aurora", host_key=PIN), via=head.connection)
+    carrier = SshTransport(behind, via=head)
+    assert carrier.run(command("echo", "through")).stdout == "through\n"
+    assert ssh.masters("spark-a") == [str(ssh_path(c.control_path)) for c in (head.connection, behind)]
+    head.forget()
+    carrier.forget()
+    ssh.kill("spark-a")
+    error = failure(SshTransport(behind, via=transport(ssh)))
+    assert error.line == (
+        "spark-b, connect (TCP) of spark-a: it is reached through spark-a, where expected sshd at 127.0.0.1 port "
+        f"{ssh.port('spark-a')}, found: connection refused"
     )
 
 

@@ -1,0 +1,1 @@
+"""Commands around the program, for people and for CI: ``python -m automation --help``."""

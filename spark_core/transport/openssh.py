@@ -1,0 +1,74 @@
+"""Starting ``ssh`` with its own log apart from what the remote command writes to standard error."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SSH_FAILED = 255
+"""Exit status of ssh itself; a remote command may end with it too, and then ssh's log is empty."""
+
+
+class OwnLog:
+    """A file for ssh's own words, as long as the ``with`` lasts."""
+
+    def __enter__(self) -> OwnLog:
+        self._folder = tempfile.TemporaryDirectory(prefix="spark-vllm-")
+        self._path = Path(self._folder.name, "log")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def options(self) -> list[str]:
+        """Options of ssh that send its words there."""
+        return ["-E", str(self._path)]
+
+    @property
+    def text(self) -> str:
+        """What ssh has said so far."""
+        return self._path.read_text(errors="replace") if self._path.exists() else ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How an attempt to connect ended.
+
+    Attributes:
+        status: Exit status, or None if it did not end in time.
+        log: ssh's own log, at level DEBUG1.
+        aside: Standard error, with the node's banner and the words of a jump host's ssh.
+    """
+
+    status: int | None
+    log: str
+    aside: str
+
+
+def attempt(words: Sequence[str], timeout_s: float) -> Attempt:
+    """Run an ssh that connects and prints nothing, without a terminal that anything could ask on.
+
+    Args:
+        words: Its arguments.
+    """
+    # What goes on in the background keeps standard error open, so it must be a file: a pipe would never end.
+    with OwnLog() as log, tempfile.TemporaryFile() as aside:
+        status: int | None
+        try:
+            status = subprocess.run(
+                # -v and not LogLevel: only so does a ProxyCommand of a connection that stays keep its standard error.
+                ["ssh", *log.options(), "-v", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=aside,
+                timeout=timeout_s,
+                check=False,
+                start_new_session=True,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = None
+        aside.seek(0)
+        return Attempt(status, log.text, aside.read().decode(errors="replace"))
