@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from providers.node_journal import NodeJournal
 from spark_core.errors import SparkError
 from spark_core.journal import StackFolder
 from spark_core.settings import NodeSettings, Settings, SetupCommand
+from spark_core.settings.host import HostFile
 from spark_core.transport.connection import Connection, jump_of
+from spark_core.tuning import owner_file
 
 _OF_THIS_CONTROLLER = tuple(
     f"connection.{hop}{name}" for hop in ("", "proxy.") for name in ("agentSocketPath", "privateKey")
@@ -45,8 +48,11 @@ class SparkNodeArgs:
 class SparkNode(pulumi.ComponentResource):
     """One node. It needs sshd, Docker and a deploy user on the machine; everything it changes is put back on destroy.
 
-    A change of ``sysctls`` or of a file is made in place and restarts nothing; a change of ``node_root`` or of the
-    node's name replaces the node's resources.
+    A change of tuning or of a file is made in place. It restarts nothing but for two, which preview tells: Docker's
+    cgroup driver, and a unit of ours that systemd must read anew where that takes the GPU from containers. A change of
+    ``node_root`` or of the node's name replaces the node's resources.
+
+    Files and setup commands go with the journal, which knows what takes them back: a destroy asks no other program.
     """
 
     docker_provider: docker.Provider
@@ -76,7 +82,9 @@ class SparkNode(pulumi.ComponentResource):
             connection=connection_facts(node),
             stack=args.stack,
             root=self.folder.root,
-            sysctls=dict(settings.host.sysctls),
+            sysctls=settings.host.parameters,
+            tuning=settings.host.tuning,
+            placed={file.target: _placed(file) for file in settings.host.files},
             setup={setup.name: setup.delete for setup in settings.host.setup if setup.delete},
             files={f"{self.folder.files}/{file.remote}": file.sha256 for file in args.files},
             opts=pulumi.ResourceOptions(parent=self, depends_on=[self.journal]),
@@ -123,7 +131,10 @@ class SparkNode(pulumi.ComponentResource):
     def _command_options(self, before: Sequence[pulumi.Resource] = ()) -> pulumi.ResourceOptions:
         # Another laptop or a CI runner has another agent and another key: that must not run anything again.
         return pulumi.ResourceOptions(
-            parent=self, depends_on=[self.host, *before], ignore_changes=list(_OF_THIS_CONTROLLER)
+            parent=self,
+            depends_on=[self.host, *before],
+            ignore_changes=list(_OF_THIS_CONTROLLER),
+            deleted_with=self.journal,
         )
 
     def _connection(self) -> command.remote.ConnectionArgs:
@@ -139,6 +150,16 @@ class SparkNode(pulumi.ComponentResource):
         )
 
 
+def _placed(file: HostFile) -> dict[str, Any]:
+    """A file of the owner as the node's host takes it; its content is told by its hash, so that a change shows."""
+    try:
+        content = owner_file(file.source, file.target, file.mode, file.sudo).content
+    except SparkError as error:
+        raise pulumi.RunError(error.render()) from None
+    digest = hashlib.sha256(content).hexdigest()
+    return {"source": file.source, "content": digest, "mode": file.mode, "sudo": file.sudo}
+
+
 def _dial(connection: Connection) -> dict[str, Any]:
     """What pulumi-command needs to reach one host."""
     return {
@@ -148,7 +169,8 @@ def _dial(connection: Connection) -> dict[str, Any]:
         "host_key": connection.pin,
         "agent_socket_path": connection.identity_agent,
         "private_key": _key_material(connection),
-        "dial_error_limit": 1,
+        # Copies of several files dial at once, and an sshd with a low MaxStartups drops some of them.
+        "dial_error_limit": 10,
         "per_dial_timeout": 5,
     }
 

@@ -15,6 +15,7 @@ from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, folder_of, say, told
 from spark_core.containers import remove_labelled
+from spark_core.group import LABEL
 from spark_core.journal import close_journal, journal_exists, kept_caches, open_journal
 
 INPUTS = ("node", "stack", "root", "groups", "connection")
@@ -38,17 +39,26 @@ class NodeJournalProvider(SparkProvider):
 
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
+        if self.abandoned(str(props["node"])):
+            return ReadResult(id_, dict(props))
         if not journal_exists(self.run.transport(props["node"], props["connection"]), folder_of(props)):
             return ReadResult(None, {})
         return ReadResult(id_, dict(props))
 
     @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
+        if self.abandoned(str(props["node"])):
+            say(
+                f"{props['node']} is given up; what stays on it: containers and volumes with the label "
+                f"{LABEL}.stack={props['stack']}, and {folder_of(props).path} with the journal of what was changed"
+            )
+            return
         self.run.require_all_nodes()
         transport = self.run.transport(props["node"], props["connection"])
         remove_labelled(transport, str(props["stack"]))
-        for text in close_journal(transport, folder_of(props)):
-            say(f"{props['node']}: put back {text}")
+        disturb = self.run.settings.host.disturb_others
+        for text in close_journal(transport, folder_of(props), disturb_others=disturb):
+            say(f"{props['node']}: {text}")
         kept = kept_caches(transport, folder_of(props))
         if kept:
             say(f"{props['node']}: kept caches: {kept}; the serving image is kept too")

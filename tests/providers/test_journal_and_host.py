@@ -16,7 +16,9 @@ from providers.node_host import NodeHostProvider
 from providers.node_journal import NodeJournalProvider
 from tests.providers.conftest import Deployment
 from tests.providers.engine import UNKNOWN, Managed, ProviderError
+from tests.tuned_host import TunedHost
 
+PROJECT = Path(__file__).resolve().parents[2]
 JournalProps = Callable[..., dict[str, Any]]
 
 
@@ -27,6 +29,8 @@ def host_props(deployment: Deployment, node: str = "spark-a", **changes: Any) ->
         "stack": "dev",
         "root": deployment.root(node),
         "sysctls": {},
+        "tuning": {},
+        "placed": {},
         "setup": {},
         "files": {},
         **changes,
@@ -319,3 +323,147 @@ def test_sudo_s_password_reaches_the_node_and_shows_nowhere(
     assert deployment.host().sysctls["net.core.rmem_max"] == "7"
     assert marker not in str(host.outputs)
     assert not any(marker in line for line in deployment.ssh.lines("spark-a") + deployment.ssh.sudo_calls("spark-a"))
+
+
+TUNING = {"gpu_clock_cap_mhz": "2150", "remove_ipc": "false", "memory_floor_mib": "4096"}
+
+
+@pytest.fixture
+def tuned(deployment: Deployment) -> TunedHost:
+    """The first node, with systemd, logind and swap."""
+    return TunedHost(deployment.host().base, deployment.host().node)
+
+
+def placed_file(content: str = "", **changes: Any) -> dict[str, Any]:
+    digest = hashlib.sha256((PROJECT / "LICENSE").read_bytes()).hexdigest()
+    return {"source": "LICENSE", "content": content or digest, "mode": "0644", "sudo": True, **changes}
+
+
+def test_the_life_of_tuning(deployment: Deployment, journal_props: JournalProps, tuned: TunedHost) -> None:
+    journal = opened(deployment, journal_props)
+    host = deployment.manage(NodeHostProvider)
+    props = host_props(deployment, tuning=TUNING, placed={"/etc/owner/license": placed_file()})
+    host.create(props)
+    assert (tuned.says("cap"), tuned.says("remove-ipc")) == ("2150", "false")
+    assert tuned.file("/etc/owner/license").read_bytes() == (PROJECT / "LICENSE").read_bytes()
+    assert host.refresh()
+    assert host.up(props) == "same"
+    changed = TUNING | {"gpu_clock_cap_mhz": "2000"}
+    del changed["remove_ipc"]
+    assert host.up(host_props(deployment, tuning=changed)) == "update"
+    assert (tuned.says("cap"), tuned.says("remove-ipc")) == ("2000", "true")
+    assert not tuned.file("/etc/owner").exists()
+    host.delete()
+    assert tuned.says("cap") == "none"
+    assert list(tuned.file("/etc/systemd/system").iterdir()) == []
+    journal.delete()
+    assert not Path(deployment.root()).exists()
+
+
+def test_a_drift_of_tuning_shows_by_its_name_and_is_repaired(
+    deployment: Deployment, journal_props: JournalProps, tuned: TunedHost
+) -> None:
+    opened(deployment, journal_props)
+    host = deployment.manage(NodeHostProvider)
+    props = host_props(deployment, tuning=TUNING, placed={"/etc/owner/license": placed_file()})
+    host.create(props)
+    tuned.file("/etc/systemd/logind.conf.d/60-spark-vllm.conf").unlink()
+    tuned.file("/etc/owner/license").write_text("altered")
+    (tuned.machine / "units/spark-vllm-clock-cap.service.active").unlink()
+    assert host.refresh()
+    assert host.inputs["tuning"] == TUNING | {"gpu_clock_cap_mhz": "2150, not active", "remove_ipc": "absent"}
+    altered = hashlib.sha256(b"altered").hexdigest()
+    assert host.inputs["placed"] == {"/etc/owner/license": placed_file(altered)}
+    assert host.up(props) == "update"
+    assert host.refresh()
+    assert host.up(props) == "same"
+
+
+def test_a_state_of_an_earlier_version_without_tuning_is_read_and_updated(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
+    opened(deployment, journal_props)
+    host = deployment.manage(NodeHostProvider)
+    old = host_props(deployment, sysctls={"net.core.rmem_max": "7"})
+    host.create(old)
+    for name in ("tuning", "placed"):
+        host.outputs.pop(name)
+        host.inputs.pop(name)
+    assert host.refresh()
+    assert host.up(old) in ("same", "update")
+    host.delete()
+    assert deployment.host().sysctls["net.core.rmem_max"] == "212992"
+
+
+def test_a_lost_state_adopts_the_tuning_and_destroy_restores_what_was_there_at_first(
+    deployment: Deployment, journal_props: JournalProps, tuned: TunedHost
+) -> None:
+    opened(deployment, journal_props)
+    props = host_props(deployment, tuning=TUNING | {"docker_cgroup_driver": "cgroupfs"})
+    deployment.manage(NodeHostProvider).create(props)
+    assert tuned.count("docker-restarts") == 1
+    deployment.next_run()
+    journal, host = opened(deployment, journal_props), deployment.manage(NodeHostProvider)
+    host.create(props)
+    assert (tuned.count("docker-restarts"), tuned.count("reloads")) == (1, 0)
+    host.delete()
+    journal.delete()
+    assert (tuned.says("docker"), tuned.says("cap"), tuned.says("remove-ipc")) == ("systemd", "none", "true")
+
+
+def test_two_stacks_that_contradict_each_other_are_told_and_nothing_changes(
+    deployment: Deployment, journal_props: JournalProps, tuned: TunedHost
+) -> None:
+    for stack in ("dev", "prod"):
+        deployment.manage(NodeJournalProvider).create(journal_props() | {"stack": stack})
+    deployment.manage(NodeHostProvider).create(host_props(deployment, tuning={"gpu_clock_cap_mhz": "2150"}))
+    other = deployment.manage(NodeHostProvider)
+    with pytest.raises(ProviderError) as refused:
+        other.create(host_props(deployment, stack="prod", tuning={"gpu_clock_cap_mhz": "2000", "swap": "off"}))
+    assert "[setting-contradicted]" in str(refused.value)
+    assert "gpu_clock_cap_mhz: 2000" in str(refused.value)
+    assert "the stack dev declares gpu_clock_cap_mhz: 2150" in str(refused.value)
+    assert "Traceback" not in str(refused.value)
+    assert tuned.says("cap") == "2150"
+    assert not tuned.file("/etc/systemd/system/spark-vllm-swap-off.service").exists()
+
+
+def test_a_file_of_the_owner_that_changes_during_the_run_is_not_written(
+    deployment: Deployment, journal_props: JournalProps, tuned: TunedHost
+) -> None:
+    opened(deployment, journal_props)
+    with pytest.raises(ProviderError) as refused:
+        deployment.manage(NodeHostProvider).create(
+            host_props(deployment, placed={"/etc/owner/license": placed_file("0" * 64)})
+        )
+    assert "host.files: expected LICENSE as it was when this run began, found another content" in str(refused.value)
+    assert not tuned.file("/etc/owner").exists()
+
+
+def test_a_node_that_is_given_up_is_never_contacted_and_what_stays_is_told(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
+    journal = opened(deployment, journal_props, "spark-b")
+    host = deployment.manage(NodeHostProvider)
+    host.create(host_props(deployment, "spark-b", sysctls={"net.core.rmem_max": "7"}))
+    deployment.ssh.kill("spark-b")
+    deployment.next_run(
+        {
+            "nodes": deployment.config["nodes"][:1],
+            "abandoned_nodes": ["spark-b"],
+            "groups.main.nodes": ["spark-a"],
+            "groups.main.serving.tensor_parallel_size": 1,
+        }
+    )
+    asked = len(deployment.ssh.lines("spark-b"))
+    for resource in (host, journal):
+        resource.servicer = deployment.servicer
+        before = dict(resource.outputs)
+        assert resource.refresh()
+        assert resource.outputs == before
+        resource.delete()
+    assert len(deployment.ssh.lines("spark-b")) == asked
+    assert deployment.host("spark-b").sysctls["net.core.rmem_max"] == "7"
+    told = deployment.servicer.said()
+    assert "spark-b is given up; what was tuned on it stays: net.core.rmem_max" in told
+    assert f"{deployment.root('spark-b')}/stacks/dev with the journal of what was changed" in told

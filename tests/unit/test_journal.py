@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import stat
 from dataclasses import replace
@@ -24,8 +23,9 @@ from spark_core.journal import (
     record_file,
     record_setup,
     undo,
-    undo_commands,
 )
+from spark_core.journal.links import LinkNow, plan_link, plan_parameters
+from spark_core.journal.undo import file_commands
 from spark_core.transport.base import Command, Result
 from spark_core.transport.ssh import write_file
 from tests.local_node import LocalNode
@@ -163,7 +163,9 @@ def test_an_entry_that_cannot_be_understood_stops_everything(text: str, node: Lo
     (Path(folder.journal) / "file-0.json").write_text(text)
     with pytest.raises(ObservationError) as failed:
         undo(node, folder)
-    assert "expected a journal entry in" in failed.value.line
+    assert failed.value.line == (
+        "spark-a: expected a journal entry of the stack dev in file-0.json, found something else"
+    )
     assert len(list(Path(folder.journal).iterdir())) == 2
 
 
@@ -182,7 +184,7 @@ def test_a_recorded_file_comes_back_byte_for_byte(
     record_file(node, folder, str(path))
     node.run(write_file(str(path), b"ours", mode="0600"))
     record_file(node, folder, str(path))  # a second run, which finds ours: the first record stands
-    assert undo(node, folder) == [f"file {path}"]
+    assert undo(node, folder) == [f"put back file {path}"]
     assert path.read_bytes() == content
     assert mode_of(path) == mode
     assert read_journal(node, folder) == []
@@ -201,7 +203,7 @@ def test_what_was_changed_last_is_put_back_first(node: LocalNode, folder: StackF
     open_journal(node, folder)
     for at, name in ((1.0, "one"), (2.0, "two"), (3.0, "three")):
         record(node, folder, JournalEntry("file", f"/nonexistent/{name}", None, at=at))
-    assert undo(node, folder) == ["file /nonexistent/three", "file /nonexistent/two", "file /nonexistent/one"]
+    assert undo(node, folder) == [f"put back file /nonexistent/{name}" for name in ("three", "two", "one")]
 
 
 def test_only_the_asked_targets_are_put_back(
@@ -214,7 +216,7 @@ def test_only_the_asked_targets_are_put_back(
         (tmp_path / name).write_text("ours\n")
         record(node, folder, JournalEntry("sysctl", name, "212992"))
     assert undo(node, folder, [("sysctl", "net.core.rmem_max"), ("sysctl", "never.recorded")]) == [
-        "sysctl net.core.rmem_max"
+        "put back sysctl net.core.rmem_max"
     ]
     assert (tmp_path / "net.core.rmem_max").read_text() == "212992\n"
     assert (tmp_path / "net.core.wmem_max").read_text() == "ours\n"
@@ -231,8 +233,10 @@ def test_what_could_not_be_put_back_stays_in_the_journal(
     with pytest.raises(SparkError) as failed:
         close_journal(node, folder)
     assert failed.value.line == (
-        "spark-a: expected to put sysctl kernel.ostype back, found: sysctl: cannot stat kernel.ostype"
+        "spark-a: expected to put sysctl kernel.ostype back: expected exit status 0, found 255 "
+        "(sysctl: cannot stat kernel.ostype)"
     )
+    assert failed.value.do == "run destroy again; the old value is still in the journal"
     assert [entry.target for entry in read_journal(node, folder)] == ["kernel.ostype"]
 
 
@@ -241,7 +245,7 @@ def test_a_parameter_whose_module_is_not_loaded_any_more_needs_no_putting_back(
 ) -> None:
     open_journal(node, folder)
     record(node, folder, JournalEntry("sysctl", "gone.parameter", "1"))
-    assert undo(node, folder) == ["sysctl gone.parameter"]
+    assert undo(node, folder) == ["put back sysctl gone.parameter"]
     assert read_journal(node, folder) == []
 
 
@@ -249,7 +253,7 @@ def test_a_link_whose_cable_was_pulled_needs_no_putting_back(node: LocalNode, fo
     node.install("ip", NO_SUCH_LINK)
     open_journal(node, folder)
     record(node, folder, JournalEntry("link", "enp1s0f1np1", "1500"))
-    assert undo(node, folder) == ["link enp1s0f1np1"]
+    assert undo(node, folder) == ["put back link enp1s0f1np1"]
     assert read_journal(node, folder) == []
 
 
@@ -261,19 +265,19 @@ def test_an_undo_that_was_cut_between_two_entries_goes_on_where_it_was(folder: S
         path.write_text("old " + name)
         record_file(node, folder, str(path))
         path.write_text("ours")
-    removed = 0
+    renamed = 0
 
     def cut(cmd: Command) -> None:
-        nonlocal removed
-        if cmd.argv[0] == "rm":
-            removed += 1
-            if removed == 2:
+        nonlocal renamed
+        if cmd.argv[0] == "mv":
+            renamed += 1
+            if renamed == 2:
                 raise UnreachableError("connection lost", node="spark-a", step="login")
 
     node.before = cut
     with pytest.raises(UnreachableError):
         undo(node, folder)
-    assert len(read_journal(node, folder)) == 1
+    assert len(read_journal(node, folder)) == 2
     node.before = lambda _: None
     close_journal(node, folder)
     assert [(tmp_path / name).read_text() for name in ("one", "two")] == ["old one", "old two"]
@@ -318,29 +322,53 @@ def test_the_name_of_an_entry_is_a_plain_file_name(target: str) -> None:
     assert len(name) < 40
 
 
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        (
-            JournalEntry("sysctl", "net.core.rmem_max", "1 2 3"),
-            ["net.core.rmem_max", "1 2 3"],
-        ),
-        (JournalEntry("link", "enp1s0f1np1", "1500"), ["enp1s0f1np1", "1500", "up", "", ""]),
-        (JournalEntry("file", "/etc/x", None), ["rm", "-f", "--", "/etc/x"]),
-    ],
-    ids=lambda value: value.kind if isinstance(value, JournalEntry) else "",
-)
-def test_the_command_that_puts_an_entry_back(entry: JournalEntry, words: list[str]) -> None:
-    [cmd] = undo_commands(entry)
-    assert list(cmd.argv[-len(words) :]) == words
-    assert cmd.sudo
+def test_a_link_gets_back_what_it_had_and_loses_only_what_we_added() -> None:
+    entry = JournalEntry(
+        "link",
+        "enp1s0f1np1",
+        "1500",
+        up=False,
+        addresses=["10.0.0.1/24", "10.0.0.2/24"],
+        added=["192.168.200.12/24", "192.168.201.12/24"],
+        parameters={"ipv4/conf/enp1s0f1np1/rp_filter": "0", "ipv6/conf/enp1s0f1np1/mtu": "1500", "gone": "1"},
+    )
+    now = LinkNow(
+        ("192.168.200.12/24", "10.0.0.2/24", "172.16.0.1/24"),
+        {"ipv4/conf/enp1s0f1np1/rp_filter": "2", "ipv6/conf/enp1s0f1np1/mtu": "1500"},
+    )
+    assert [" ".join(cmd.argv) for cmd in plan_link(entry, now)] == [
+        "ip address del 192.168.200.12/24 dev enp1s0f1np1",
+        "ip address replace 10.0.0.1/24 dev enp1s0f1np1",
+        "ip link set dev enp1s0f1np1 mtu 1500",
+        "ip link set dev enp1s0f1np1 down",
+    ]
+    [parameter] = plan_parameters(entry, now)
+    assert parameter.argv == ("sysctl", "-q", "-w", "net/ipv4/conf/enp1s0f1np1/rp_filter=0")
 
 
-def test_a_file_goes_back_with_its_mode_and_owner() -> None:
-    entry = JournalEntry("file", "/etc/x", base64.b64encode(b"old").decode(), "0640", "root:netdev")
-    restore, owner = undo_commands(entry)
-    assert (restore.stdin, restore.argv[-3:], restore.sudo) == (b"old", ("/etc/x", "0640", "3"), True)
-    assert owner.argv == ("chown", "root:netdev", "/etc/x")
+def test_a_file_goes_back_with_its_mode_and_owner(folder: StackFolder) -> None:
+    entry = JournalEntry("file", "/etc/x", "b2xk", "0640", "0:998")
+    staged, copied, renamed = file_commands(folder, entry, b"old")
+    assert (staged.stdin, staged.sudo) == (b"old", False)
+    assert copied.argv == (
+        *("install", "-m", "0640", "-o", "0", "-g", "998", "-T", "--"),
+        *(f"{folder.staging}/etc_x", "/etc/x.new"),
+    )
+    assert renamed.argv == ("mv", "-f", "-T", "--", "/etc/x.new", "/etc/x")
+
+
+def test_a_file_goes_with_the_folder_that_was_made_for_it_unless_others_use_it(
+    node: LocalNode, folder: StackFolder, tmp_path: Path
+) -> None:
+    open_journal(node, folder)
+    for name in ("empty", "used"):
+        record_file(node, folder, f"{tmp_path}/{name}/x")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("ours")
+    (tmp_path / "used" / "theirs").touch()
+    undo(node, folder)
+    assert not (tmp_path / "empty").exists()
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["theirs"]
 
 
 def test_a_setup_command_that_no_state_knows_of_is_taken_back(
