@@ -10,7 +10,7 @@ import pulumi
 from components.spark_node import SparkNode
 from providers.connections import connection_facts
 from providers.fabric_link import FabricLink
-from spark_core.fabric import render_netplan
+from spark_core.fabric.netplan import render_netplan
 from spark_core.settings import Settings
 
 
@@ -49,6 +49,7 @@ class RoceFabric(pulumi.ComponentResource):
                 ],
                 netplan_file=fabric.netplan_file,
                 netplan=render_netplan(node.args.node.fabric, fabric.mtu_bytes) if fabric.manage else "",
+                take_over=list(fabric.take_over) if fabric.manage else [],
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[node.host]),
             )
             for node in args.nodes

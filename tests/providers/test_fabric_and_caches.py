@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from google.protobuf import empty_pb2
 
-from providers.fabric_link import FabricLinkProvider
 from providers.image_copy import ImageCopyProvider
 from providers.node_journal import NodeJournalProvider
 from providers.weights_copy import WeightsCopyProvider
-from spark_core.fabric import render_netplan
+from spark_core.fabric.netplan import render_netplan
 from spark_core.settings import FabricInterface
 from spark_core.weights import local_manifest
 from tests.providers.conftest import Deployment
 from tests.providers.engine import UNKNOWN, Managed, ProviderError
+from tests.providers.quick_fabric_link import QuickFabricLinkProvider as FabricLinkProvider
 
 JournalProps = Callable[..., dict[str, Any]]
+FABRIC = {"spark-a": "127.0.0.21", "spark-b": "127.0.0.22"}
+"""Addresses on which the fake nodes really reach each other."""
 ADDRESSES = {"enp1s0f1np1": "192.168.200.12/24", "enP2p1s0f1np1": "192.168.201.12/24"}
 ID = "sha256:" + "a" * 64
 IMAGE = {"image_id": ID, "architecture": "arm64", "layers": ["sha256:1"]}
@@ -37,6 +43,7 @@ def fabric_props(deployment: Deployment, *, mtu: int = 9000, managed: bool = Tru
         "interfaces": [{"netdev": n, "address": a, "mtu_bytes": mtu} for n, a in wanted.items()],
         "netplan_file": deployment.host().netplan_file,
         "netplan": render_netplan(interfaces, mtu) if managed else "",
+        "take_over": [],
     }
 
 
@@ -68,31 +75,36 @@ def test_the_life_of_a_managed_fabric(deployment: Deployment, fabric: Managed) -
     fabric.delete()
 
 
-@pytest.mark.parametrize("damage", ["mtu", "address", "file", "file gone", "interface gone"])
-def test_drift_of_a_fabric_shows_and_is_repaired(damage: str, deployment: Deployment, fabric: Managed) -> None:
+def test_drift_of_a_fabric_shows_and_is_repaired(deployment: Deployment, fabric: Managed) -> None:
     host = deployment.host()
-    if damage == "mtu":
-        host.set_link("enp1s0f1np1", 1500, "192.168.200.12/24")
-    elif damage == "address":
-        host.set_link("enp1s0f1np1", 9000)
-    elif damage == "file":
-        host.netplan_path.write_text("network: {}\n")
-    elif damage == "file gone":
-        host.netplan_path.unlink()
-    else:
-        host.pull_cable("enp1s0f1np1")
+    damages: dict[str, Callable[[], object]] = {
+        "mtu": lambda: host.set_link("enp1s0f1np1", 1500, "192.168.200.12/24"),
+        "address": lambda: host.set_link("enp1s0f1np1", 9000),
+        "file": lambda: host.netplan_path.write_text("network: {}\n"),
+        "file gone": host.netplan_path.unlink,
+    }
+    for damage, happen in damages.items():
+        happen()
+        assert fabric.refresh()
+        assert fabric.up(fabric_props(deployment)) == "update", damage
+        assert fabric.refresh()
+        assert fabric.up(fabric_props(deployment)) == "same", damage
+        assert host.addresses("enp1s0f1np1") == ["192.168.200.12/24"]
+        assert host.link("enp1s0f1np1")["mtu"] == 9000
+
+
+def test_an_interface_that_is_gone_shows_and_is_repaired_once_it_is_back(
+    deployment: Deployment, fabric: Managed
+) -> None:
+    host = deployment.host()
+    host.pull_cable("enp1s0f1np1")
     assert fabric.refresh()
-    assert fabric.diff(fabric.check(fabric_props(deployment)))[0]
-    if damage == "interface gone":
-        with pytest.raises(ProviderError) as failed:
-            fabric.up(fabric_props(deployment))
-        assert "expected the interface enp1s0f1np1, found none of that name" in str(failed.value)
-        host.set_link("enp1s0f1np1", 1500)
+    with pytest.raises(ProviderError) as failed:
+        fabric.up(fabric_props(deployment))
+    assert "expected the interface enp1s0f1np1, found none of that name" in str(failed.value)
+    host.set_link("enp1s0f1np1", 1500)
     assert fabric.up(fabric_props(deployment)) == "update"
-    assert fabric.refresh()
-    assert fabric.up(fabric_props(deployment)) == "same"
     assert host.addresses("enp1s0f1np1") == ["192.168.200.12/24"]
-    assert host.link("enp1s0f1np1")["mtu"] == 9000
 
 
 def test_an_interface_that_is_no_longer_declared_goes_back(deployment: Deployment, fabric: Managed) -> None:
@@ -141,6 +153,70 @@ def test_a_silent_node_is_no_fabric_without_addresses(deployment: Deployment, fa
     assert str(failed.value).startswith("spark-vllm: spark-a, ")
     assert "Traceback" not in str(failed.value)
     assert fabric.outputs == outputs
+
+
+THEIRS = "/etc/netplan/40-cx7.yaml"
+THEIR_TEXT = "network:\n  ethernets:\n    enp1s0f1np1:\n      mtu: 4200\n"
+
+
+def test_a_file_of_others_gives_way_only_if_it_is_named_and_comes_back(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
+    theirs = Path(f"{deployment.host().base}{THEIRS}")
+    theirs.write_text(THEIR_TEXT)
+    deployment.manage(NodeJournalProvider).create(journal_props())
+    fabric = deployment.manage(FabricLinkProvider)
+    with pytest.raises(ProviderError) as failed:
+        fabric.create(fabric_props(deployment))
+    assert f"expected no other file that configures enp1s0f1np1, found {THEIRS}" in str(failed.value)
+    assert f"  do: add {THEIRS} to fabric.take_over" in str(failed.value)
+    assert theirs.read_text() == THEIR_TEXT
+    fabric.create(fabric_props(deployment) | {"take_over": [THEIRS]})
+    assert not theirs.exists()
+    assert fabric.refresh()
+    assert fabric.up(fabric_props(deployment) | {"take_over": [THEIRS]}) == "same"
+    fabric.delete()
+    assert theirs.read_text() == THEIR_TEXT
+    assert not deployment.host().netplan_path.exists()
+
+
+def test_a_file_that_is_no_longer_named_comes_back_and_is_in_the_way_again(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
+    theirs = Path(f"{deployment.host().base}{THEIRS}")
+    theirs.write_text(THEIR_TEXT)
+    deployment.manage(NodeJournalProvider).create(journal_props())
+    fabric = deployment.manage(FabricLinkProvider)
+    fabric.create(fabric_props(deployment) | {"take_over": [THEIRS]})
+    with pytest.raises(ProviderError) as failed:
+        fabric.up(fabric_props(deployment))
+    assert "expected no other file that configures enp1s0f1np1" in str(failed.value)
+    assert theirs.read_text() == THEIR_TEXT
+
+
+def test_a_state_of_before_files_could_be_taken_over_is_understood(deployment: Deployment, fabric: Managed) -> None:
+    for kept in (fabric.inputs, fabric.outputs):
+        kept.pop("take_over")
+    assert fabric.refresh()
+    assert fabric.up(fabric_props(deployment)) == "update"
+    assert fabric.up(fabric_props(deployment)) == "same"
+    fabric.delete()
+    assert not deployment.host().netplan_path.exists()
+
+
+def test_a_node_that_is_given_up_is_not_contacted(deployment: Deployment, fabric: Managed) -> None:
+    deployment.ssh.kill("spark-a")
+    change = {
+        "abandoned_nodes": ["spark-a"],
+        "groups.main.nodes": ["spark-b"],
+        "groups.main.serving.tensor_parallel_size": 1,
+    }
+    fabric.servicer = deployment.next_run(change)
+    outputs = dict(fabric.outputs)
+    assert fabric.refresh()
+    assert fabric.outputs == outputs
+    assert fabric.up(fabric_props(deployment, mtu=4200)) == "update"
+    fabric.delete()
 
 
 def image_props(**changes: Any) -> dict[str, Any]:
@@ -207,6 +283,7 @@ def weights_props(deployment: Deployment, source: str, folders: dict[str, str], 
         "source": source,
         "folders": folders,
         "roots": {node: deployment.root(node) for node in folders},
+        "addresses": {node: FABRIC[node] for node in folders},
         "revisions": dict.fromkeys(folders, revision),
     }
 
@@ -231,6 +308,35 @@ def test_the_life_of_copied_weights(deployment: Deployment, model: Path) -> None
     assert weights.up(props) == "same"
     weights.delete()
     assert rotten.exists()
+    assert [line for line in deployment.servicer.said().splitlines() if line.startswith("weights: ")] == [
+        "weights: 0.00 GB from the controller to spark-a, and from there over the fabric to spark-b",
+        "weights: 0.00 GB from spark-a over the fabric to spark-b",
+    ]
+
+
+def test_ctrl_c_during_a_copy_ends_it_within_five_seconds(deployment: Deployment, model: Path) -> None:
+    revision = local_manifest(str(model)).revision
+    folders = {node: f"{deployment.root(node)}/weights/{revision}" for node in ("spark-a", "spark-b")}
+    python = deployment.host("spark-b").programs / "python3"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *node_mover*) exec sleep 60;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    weights = deployment.manage(WeightsCopyProvider)
+    props = weights_props(deployment, f"controller:{model}", folders, revision)
+    copying = deployment.servicer.start("Create", weights.create_request(props))
+    end = time.monotonic() + 60
+    while "node_mover" not in "".join(deployment.ssh.lines("spark-b")) and time.monotonic() < end:
+        time.sleep(0.05)
+    asked = time.monotonic()
+    deployment.servicer.call("Cancel", empty_pb2.Empty())
+    with pytest.raises(grpc.RpcError) as failed:
+        copying.result()
+    assert time.monotonic() - asked < 5
+    assert "interrupted; what has arrived is kept" in failed.value.details()
+    assert not Path(folders["spark-b"]).exists()
+    python.unlink()
+    weights.servicer = deployment.next_run()
+    weights.create(props)
+    assert (Path(folders["spark-b"]) / "model.safetensors").read_bytes() == b"weights" * 50
 
 
 def test_a_directory_that_changed_since_the_plan_is_refused(deployment: Deployment, model: Path) -> None:
