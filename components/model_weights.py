@@ -57,6 +57,11 @@ class ModelWeights(pulumi.ComponentResource):
             source=args.model.source,
             folders=self.folders,
             roots={node.args.node.name: node.folder.root for node in args.nodes},
+            addresses={
+                node.args.node.name: node.args.node.fabric_address
+                for node in args.nodes
+                if node.args.node.fabric_address is not None
+            },
             revisions=dict.fromkeys(names, revision),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[node.host for node in args.nodes]),
         )

@@ -12,11 +12,14 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, each_node, report, told
+from providers._adapter import SparkProvider, each_node, inputs_of, report, told
+from providers.cancel import check_cancel
 from spark_core.errors import SparkError
-from spark_core.weights import copy_weights, local_manifest, observe_weights, verify_in_place
+from spark_core.transfer.distribution import distribute
+from spark_core.transfer.look import Place
+from spark_core.weights import local_manifest, observe_weights, verify_in_place
 
-INPUTS = ("stack", "group", "source", "folders", "roots", "revisions")
+INPUTS = ("stack", "group", "source", "folders", "roots", "addresses", "revisions")
 
 
 class WeightsCopyProvider(SparkProvider):
@@ -51,7 +54,7 @@ class WeightsCopyProvider(SparkProvider):
                 node: "as verified" if revision == props["revision"] else revision for node, revision in found.items()
             }
         live = {"revisions": found}
-        return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
+        return ReadResult(id_, {**props, **live}, {**inputs_of(props, INPUTS), **live})
 
     @told
     def delete(self, _id: str, _props: Mapping[str, Any]) -> None:
@@ -60,22 +63,23 @@ class WeightsCopyProvider(SparkProvider):
 
     def _converge(self, props: Mapping[str, Any]) -> str:
         kind, _, directory = str(props["source"]).partition(":")
-        folders, roots = props["folders"], props["roots"]
+        folders, roots, addresses = props["folders"], props["roots"], props.get("addresses") or {}
+        group = self.run.settings.groups.get(str(props["group"]))
+        # The engine's maps have no order, and the head comes first.
+        nodes = [node for node in (group.nodes if group is not None else sorted(folders)) if node in folders]
+        transports = {node: self.run.transport(node) for node in nodes}
         if kind == "node":
-            transports = {node: self.run.transport(node) for node in folders}
             return verify_in_place(transports, directory, roots).revision
         wanted = local_manifest(directory)
-
-        def copy(node: str) -> None:
-            if props["revisions"][node] != wanted.revision:
+        for revision in props["revisions"].values():
+            if revision != wanted.revision:
                 raise SparkError(
-                    f"expected revision {props['revisions'][node][:12]} in {directory}, found {wanted.revision[:12]}",
+                    f"expected revision {revision[:12]} in {directory}, found {wanted.revision[:12]}",
                     where="model.source",
                     do="the directory changed while this ran; run up again",
                 )
-            copy_weights(self.run.transport(node), directory, folders[node], wanted, roots[node], report)
-
-        each_node(list(folders), copy)
+        places = [Place(transports[node], folders[node], roots[node], addresses.get(node) or None) for node in nodes]
+        distribute(directory, places, wanted, report, lambda: check_cancel("what has arrived is kept"))
         return wanted.revision
 
 
@@ -88,6 +92,7 @@ class WeightsCopy(Resource, module="spark", name="WeightsCopy"):
         source: ``controller:DIR`` or ``node:/DIR``.
         folders: For each node, the folder of the weights.
         roots: For each node, our folder (where hashes are cached).
+        addresses: For each node that has one, its address on the fabric; over it nodes give weights to each other.
         revisions: For each node, the revision that its folder must hold; ``as verified`` for a folder used in place.
     """
 
@@ -103,6 +108,7 @@ class WeightsCopy(Resource, module="spark", name="WeightsCopy"):
         source: str,
         folders: dict[str, str],
         roots: dict[str, str],
+        addresses: dict[str, str],
         revisions: dict[str, str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
@@ -112,6 +118,7 @@ class WeightsCopy(Resource, module="spark", name="WeightsCopy"):
             "source": source,
             "folders": folders,
             "roots": roots,
+            "addresses": addresses,
             "revisions": revisions,
             "revision": None,
         }

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_core import weights
-from spark_core.errors import CommandError, ObservationError, SettingsError, SparkError, UnreachableError
+from spark_core.errors import ObservationError, SettingsError, SparkError, UnreachableError
+from spark_core.transfer.manifest import Manifest
 from spark_core.transport.base import Command, Result
-from spark_core.weights import (
-    Manifest,
-    copy_weights,
-    local_manifest,
-    missing_shards,
-    observe_weights,
-    verify_in_place,
-)
+from spark_core.weights import local_manifest, missing_shards, observe_weights, verify_in_place
 from tests.local_node import LocalNode
 from tests.scripted_transport import ScriptedTransport
 
@@ -68,31 +61,10 @@ def model(tmp_path: Path) -> Path:
     )
 
 
-class Places:
-    """A node's folders."""
-
-    def __init__(self, base: Path) -> None:
-        self.node = LocalNode()
-        self.root = str(base / "root")
-        self.target = str(base / "root" / "weights" / "revision")
-
-    def copy(self, source: Path, node: LocalNode | None = None) -> None:
-        copy_weights(
-            node or self.node,
-            str(source),
-            self.target,
-            local_manifest(str(source)),
-            self.root,
-            lambda _: None,
-        )
-
-    def sent(self) -> list[Command]:
-        return [cmd for cmd in self.node.asked if "tar -x" in " ".join(cmd.argv)]
-
-
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(tmp_path / "node")
+def root(tmp_path: Path) -> str:
+    """Our folder on a node."""
+    return str(tmp_path / "node" / "root")
 
 
 MANIFESTS = st.dictionaries(
@@ -200,18 +172,18 @@ def test_node_and_controller_give_a_folder_the_same_manifest(
     assert observe_weights(LocalNode(), str(folder), str(folder.parent)) == local_manifest(str(folder))
 
 
-def test_no_folder_is_none_and_not_an_empty_one(places: Places, tmp_path: Path) -> None:
-    assert observe_weights(places.node, str(tmp_path / "none"), places.root) is None
+def test_no_folder_is_none_and_not_an_empty_one(root: str, tmp_path: Path) -> None:
+    assert observe_weights(LocalNode(), str(tmp_path / "none"), root) is None
     (tmp_path / "empty").mkdir()
-    assert observe_weights(places.node, str(tmp_path / "empty"), places.root) == Manifest({})
+    assert observe_weights(LocalNode(), str(tmp_path / "empty"), root) == Manifest({})
 
 
-def test_a_silent_node_is_not_a_node_without_weights(places: Places) -> None:
+def test_a_silent_node_is_not_a_node_without_weights(root: str) -> None:
     def silent(_: Command) -> Result:
         raise UnreachableError("no answer", node="spark-a", step="login")
 
     with pytest.raises(UnreachableError):
-        observe_weights(ScriptedTransport("spark-a", silent), "/x", places.root)
+        observe_weights(ScriptedTransport("spark-a", silent), "/x", root)
 
 
 @pytest.mark.parametrize("answer", ["", "rubbish", "{}", '{"files": 3}', '{"files": {"a": [1]}}', "[]"])
@@ -220,24 +192,24 @@ def test_an_answer_that_is_no_list_of_files_is_not_understood(answer: str) -> No
         observe_weights(ScriptedTransport("spark-a", lambda _: answer), "/x", "/y")
 
 
-def test_a_file_changed_to_the_same_size_is_seen_in_spite_of_the_cache(model: Path, places: Places) -> None:
-    before = observe_weights(places.node, str(model), places.root)
+def test_a_file_changed_to_the_same_size_is_seen_in_spite_of_the_cache(model: Path, root: str) -> None:
+    before = observe_weights(LocalNode(), str(model), root)
     status = (model / SHARDS[0]).stat()
     (model / SHARDS[0]).write_bytes(b"FIRST" * 100)
     os.utime(model / SHARDS[0], ns=(status.st_atime_ns, status.st_mtime_ns))
-    after = observe_weights(places.node, str(model), places.root)
+    after = observe_weights(LocalNode(), str(model), root)
     assert before is not None
     assert after is not None
     assert before.differences(after) == [f"{SHARDS[0]}: content differs"]
 
 
-def test_unchanged_files_are_not_read_again(model: Path, places: Places) -> None:
-    first = observe_weights(places.node, str(model), places.root)
-    cache = Path(places.root) / "cache" / "hashes.json"
+def test_unchanged_files_are_not_read_again(model: Path, root: str) -> None:
+    first = observe_weights(LocalNode(), str(model), root)
+    cache = Path(root) / "cache" / "hashes.json"
     known = json.loads(cache.read_text())
     known[str(model / SHARDS[0])][1] = "remembered"
     cache.write_text(json.dumps(known))
-    second = observe_weights(places.node, str(model), places.root)
+    second = observe_weights(LocalNode(), str(model), root)
     assert first is not None
     assert second is not None
     assert second.files[SHARDS[0]] == (500, "remembered")
@@ -245,11 +217,11 @@ def test_unchanged_files_are_not_read_again(model: Path, places: Places) -> None
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"x": 1}'])
-def test_a_cache_that_was_cut_is_made_anew(text: str, model: Path, places: Places) -> None:
-    cache = Path(places.root) / "cache" / "hashes.json"
+def test_a_cache_that_was_cut_is_made_anew(text: str, model: Path, root: str) -> None:
+    cache = Path(root) / "cache" / "hashes.json"
     cache.parent.mkdir(parents=True)
     cache.write_text(text)
-    assert observe_weights(places.node, str(model), places.root) == local_manifest(str(model))
+    assert observe_weights(LocalNode(), str(model), root) == local_manifest(str(model))
 
 
 def test_the_controller_does_not_read_unchanged_files_again(
@@ -300,145 +272,6 @@ def test_a_file_of_the_controller_that_cannot_be_read_is_told(model: Path, monke
     )
 
 
-def test_a_file_that_goes_while_it_is_copied_is_told_in_one_line(model: Path, places: Places) -> None:
-    wanted = local_manifest(str(model))
-    (model / SHARDS[0]).unlink()
-    with pytest.raises(SparkError) as failed:
-        copy_weights(places.node, str(model), places.target, wanted, places.root, lambda _: None)
-    assert failed.value.line == (
-        f"model.source: expected to read {model}/{SHARDS[0]} to its end, found: No such file or directory"
-    )
-
-
-def test_names_with_blanks_and_line_ends_arrive(model: Path, places: Places) -> None:
-    for name in (" before.txt", "after.txt ", "two\nlines.txt", "back\\slash.txt"):
-        (model / name).write_text(name)
-    places.copy(model)
-    assert contents(Path(places.target)) == contents(model)
-
-
-def test_a_copy_is_whole_and_readable_by_the_containers(model: Path, places: Places) -> None:
-    places.copy(model)
-    assert contents(Path(places.target)) == contents(model)
-    assert all(path.stat().st_mode & 0o044 == 0o044 for path in Path(places.target).iterdir())
-    assert [path.name for path in Path(places.target).parent.iterdir()] == ["revision"]
-
-
-@settings(max_examples=5)
-@given(wanted=FOLDERS, before=FOLDERS, partial=FOLDERS)
-def test_a_copy_converges_from_whatever_was_there(
-    wanted: dict[str, bytes],
-    before: dict[str, bytes],
-    partial: dict[str, bytes],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    base = tmp_path_factory.mktemp("converge")
-    source = write(base / "source", wanted | {"config.json": b"{}", "w.bin": b"w"})
-    places = Places(base / "node")
-    if before:
-        write(Path(places.target), before)
-    if partial:
-        write(Path(places.target + ".partial"), partial)
-    places.copy(source)
-    assert contents(Path(places.target)) == contents(source)
-    sent = len(places.sent())
-    places.copy(source)
-    assert len(places.sent()) == sent
-
-
-def test_a_whole_copy_is_not_sent_again(model: Path, places: Places) -> None:
-    places.copy(model)
-    places.node.asked.clear()
-    places.copy(model)
-    assert len(places.node.asked) == 1
-
-
-def test_only_the_altered_file_is_sent_again_and_replaced_by_a_rename(model: Path, places: Places) -> None:
-    places.copy(model)
-    altered, kept = Path(places.target) / SHARDS[0], Path(places.target) / SHARDS[1]
-    altered.write_bytes(b"rotten")
-    inode, kept_inode = altered.stat().st_ino, kept.stat().st_ino
-    places.node.asked.clear()
-    places.copy(model)
-    [cmd] = places.sent()
-    assert b"first" in cmd.stdin
-    assert b"second" not in cmd.stdin
-    assert altered.read_bytes() == b"first" * 100
-    assert altered.stat().st_ino != inode
-    assert kept.stat().st_ino == kept_inode
-
-
-def test_a_file_that_is_no_part_of_the_model_is_removed(model: Path, places: Places) -> None:
-    places.copy(model)
-    (Path(places.target) / "extra.py").write_text("import os")
-    places.copy(model)
-    assert not (Path(places.target) / "extra.py").exists()
-    assert places.sent() == places.sent()[:1]
-
-
-class CutNode(LocalNode):
-    """A node whose connection is cut within the first file of each stream but the first few."""
-
-    whole_streams: int = 0
-
-    def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
-        data = b"".join(chunks)
-        if self.whole_streams > 0:
-            self.whole_streams -= 1
-            return super().stream(cmd, [data])
-        return super().stream(cmd, [data[:513]])
-
-
-def test_a_cut_copy_is_not_visible_and_goes_on_the_next_time(
-    model: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights, "_BATCH_BYTES", 1)  # every file is a group of its own
-    cut = CutNode()
-    cut.whole_streams = 2
-    with pytest.raises(CommandError) as failed:
-        places.copy(model, cut)
-    assert failed.value.do == "run up again; files that have arrived whole are not sent again"
-    assert not Path(places.target).exists()
-    arrived = contents(Path(places.target + ".partial"))
-    assert sum(name in arrived for name in contents(model)) == 2
-    places.copy(model)
-    assert len(places.sent()) == 2
-    assert contents(Path(places.target)) == contents(model)
-
-
-def test_a_cut_repair_leaves_the_visible_folder_with_whole_files_only(model: Path, places: Places) -> None:
-    places.copy(model)
-    (Path(places.target) / SHARDS[0]).write_bytes(b"rotten")
-    with pytest.raises(CommandError):
-        places.copy(model, CutNode())
-    assert (Path(places.target) / SHARDS[0]).read_bytes() == b"rotten"
-    places.copy(model)
-    assert contents(Path(places.target)) == contents(model)
-
-
-def test_a_full_disk_is_told_before_anything_is_sent(model: Path, places: Places) -> None:
-    places.node.programs = Path(places.root) / "programs"
-    places.node.install("df", "#!/bin/sh\necho Avail; echo 10\n")
-    with pytest.raises(CommandError) as failed:
-        places.copy(model)
-    assert failed.value.line.startswith(
-        "spark-a (node_root): expected 0.0 GB of free space for the weights, found 0.0 GB"
-    )
-    assert places.sent() == []
-
-
-def test_a_directory_that_changes_while_it_is_copied_is_never_published(model: Path, places: Places) -> None:
-    wanted = local_manifest(str(model))
-    (model / SHARDS[0]).write_bytes(b"other" * 100)
-    with pytest.raises(CommandError) as failed:
-        copy_weights(places.node, str(model), places.target, wanted, places.root, lambda _: None)
-    assert (
-        failed.value.line
-        == f"spark-a: expected whole weights in {places.target}.partial, found {SHARDS[0]}: content differs"
-    )
-    assert not Path(places.target).exists()
-
-
 def two_nodes(*folders: Path) -> tuple[dict[str, LocalNode], dict[str, str]]:
     """Nodes that share this machine: which folder each sees is decided by a link of the same name."""
     names = ["spark-a", "spark-b"][: len(folders)]
@@ -482,7 +315,8 @@ def test_two_nodes_with_different_files_are_told_apart(model: Path, tmp_path: Pa
     class OtherNode(LocalNode):
         def run(self, cmd: Command) -> Result:
             words = tuple(word.replace(str(model), str(other)) for word in cmd.argv)
-            return super().run(Command(words, cmd.sudo, cmd.stdin, cmd.timeout_s))
+            stdin = cmd.stdin.replace(str(model).encode(), str(other).encode())
+            return super().run(Command(words, cmd.sudo, stdin, cmd.timeout_s))
 
     nodes = {"spark-a": LocalNode("spark-a"), "spark-b": OtherNode("spark-b")}
     with pytest.raises(SparkError) as failed:

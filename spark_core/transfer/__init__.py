@@ -1,0 +1,1 @@
+"""Moving large files between nodes over the fabric."""
