@@ -24,6 +24,7 @@ from spark_core.gate import (
     complete,
     drift_of,
     failure_of,
+    heals,
     observe_rank,
     wait_until_serving,
 )
@@ -57,8 +58,9 @@ class EndpointGateProvider(SparkProvider):
     @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
         self.run.require_all_nodes()
-        for rank in _ranks(self.run, props):
-            stop_container(rank.transport, rank.container)
+        for rank in props["ranks"]:
+            if not self.abandoned(str(rank["node"])):
+                stop_container(self.run.transport(rank["node"], rank["connection"]), str(rank["container"]))
 
     def _pass(self, props: Mapping[str, Any]) -> None:
         group = self.run.settings.groups[props["group"]]
@@ -92,8 +94,10 @@ class EndpointGateProvider(SparkProvider):
         if not head.running or head.silent or head.generation is None:
             return None
         # A head that has failed stays so until it is asked, whoever started it. One that serves while another rank is
-        # not in its generation has not noticed yet. One that is starting does what it would be asked for already.
-        lost = head.phase in ("serving", "canary") and any(state.generation != head.generation for state in states[1:])
+        # not in its generation has not noticed yet; it will, where it heals by itself. One that is starting does what
+        # it would be asked for already.
+        lost = not heals(head) and head.phase in ("serving", "canary")
+        lost = lost and any(state.generation != head.generation for state in states[1:])
         if head.phase == "failed" or lost or stuck:
             ask_new_generation(ranks[0], self.run.settings.image.python)
             return head.generation

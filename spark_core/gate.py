@@ -224,6 +224,8 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
     # An account of an earlier generation counts no more: its rank has only not yet heard of the new one.
     head = states[0]
     present = [state for state in states if not head.running or state.generation in (None, head.generation)]
+    if heals(head) and head.phase != "failed":
+        present = []  # a failure is what it heals from; one that it cannot heal is told by the head
     accounts = [(_time_of(account), state, account) for state in present if (account := _account(state))]
     if accounts:
         _, state, first = min(accounts, key=lambda found: found[0])
@@ -267,6 +269,12 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
                 evidence=_log_tail(rank),
             )
     return None
+
+
+def heals(head: RankState) -> bool:
+    """Whether the head begins the next generation by itself, so that nobody has to ask for it."""
+    healing = (head.status or {}).get("healing")
+    return head.running and isinstance(healing, Mapping) and healing.get("policy") == "restart"
 
 
 def ask_new_generation(rank: Rank, python: str) -> None:

@@ -12,6 +12,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 
+from spark_core.fabric.environment import rank_environment, rdma_policy
 from spark_core.journal import StackFolder
 from spark_core.settings import GroupSettings, NodeSettings, ServingSettings, Settings
 from spark_core.settings.root import GPUS_PER_NODE
@@ -19,26 +20,8 @@ from spark_core.settings.root import GPUS_PER_NODE
 RUNTIME_TARGET = "/opt/spark-vllm/runtime.pyz"
 STATE_TARGET = "/var/lib/spark-vllm"
 KEY_TARGET = "/run/secrets/spark-vllm/api_key"
-CACHE_TARGET = "/var/cache/spark-vllm"
 LABEL = "spark-vllm"
 
-_SPARK_ENVIRONMENT = {
-    # The reasons and the disagreements of the sources are in docs/explanation/environment.md.
-    "NCCL_IB_DISABLE": "0",
-    "NCCL_NET": "IB",
-    "NCCL_CROSS_NIC": "1",
-    "NCCL_IGNORE_CPU_AFFINITY": "1",
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-_COMMON_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_num_prestart_python_workers": "0",
-    "VLLM_CACHE_ROOT": CACHE_TARGET,
-    "VLLM_CONFIG_ROOT": f"{CACHE_TARGET}/config",
-}
 _SERVE_FIELDS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -190,30 +173,6 @@ def serve_arguments(serving: ServingSettings) -> list[str]:
     return [*words, *serving.extra_args]
 
 
-def rank_environment(settings: Settings, group: GroupSettings, node: NodeSettings) -> dict[str, str]:
-    """Environment of one rank: the profile's, the owner's on top, and the node's own interface values, which stand."""
-    serving = group.serving
-    environment = dict(_COMMON_ENVIRONMENT)
-    if settings.hardware == "spark":
-        environment |= _SPARK_ENVIRONMENT
-    environment |= serving.environment
-    if serving.nccl_debug is not None:
-        environment["NCCL_DEBUG"] = serving.nccl_debug
-    if node.fabric:
-        primary = node.fabric[0]
-        environment |= {
-            "VLLM_HOST_IP": primary.ip,
-            "NCCL_SOCKET_IFNAME": primary.netdev,
-            "GLOO_SOCKET_IFNAME": primary.netdev,
-            "TP_SOCKET_IFNAME": primary.netdev,
-        }
-        hcas = [interface.hca for interface in node.fabric if interface.hca]
-        if hcas:
-            # "=" asks for these names exactly; without it NCCL takes each as a prefix.
-            environment["NCCL_IB_HCA"] = "=" + ",".join(hcas)
-    return environment
-
-
 def _container(settings: Settings, group_name: str, stack: str, files: GroupFiles, rank: int) -> RankContainer:
     group = settings.groups[group_name]
     serving = group.serving
@@ -241,7 +200,7 @@ def _container(settings: Settings, group_name: str, stack: str, files: GroupFile
         rank=rank,
         name=container_name(stack, group_name, rank),
         entrypoint=(settings.image.python, RUNTIME_TARGET),
-        command=tuple(_supervisor_arguments(group_name, group, head, node, rank)),
+        command=("--rdma", rdma_policy(settings), *_supervisor_arguments(group_name, group, head, node, rank)),
         environment=tuple(f"{k}={v}" for k, v in sorted(rank_environment(settings, group, node).items())),
         mounts=tuple(mounts),
         cache_volume=f"spark-vllm-{stack}-{group_name}-cache",
@@ -268,12 +227,16 @@ def _supervisor_arguments(
         str(len(group.nodes)),
         "--gpus-per-node",
         str(GPUS_PER_NODE),
+        "--node-names",
+        ",".join(group.nodes),
+        "--heal",
+        serving.heal,
         "--backend",
         serving.backend,
         "--head-address",
-        head.fabric_address or "127.0.0.1",
+        head.rank_address or "127.0.0.1",
         "--node-address",
-        node.fabric_address or "127.0.0.1",
+        node.rank_address or "127.0.0.1",
         "--ray-port",
         str(serving.ray_port),
         "--status-port",

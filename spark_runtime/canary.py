@@ -20,7 +20,8 @@ from typing import Any
 
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 (what a wildcard is reached by)
 _COUNTER = re.compile(
-    r"^vllm:(generation_tokens_total|num_requests_running)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE
+    r"^vllm:(generation_tokens_total|prompt_tokens_total|num_requests_running)(?:\{[^}]*\})?\s+([0-9.eE+]+)",
+    re.MULTILINE,
 )
 _ANSWERS = ("content", "reasoning", "reasoning_content", "text", "tool_calls")
 """Reasoning models may put all of a short answer into their reasoning; vLLM has used both names for it."""
@@ -29,7 +30,7 @@ _MAX_BODY_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Counters:
-    """How busy the server is: requests that run, and tokens generated since its start."""
+    """How busy the server is: requests that run, and tokens read and generated since its start."""
 
     running: float
     tokens: float
@@ -37,11 +38,15 @@ class Counters:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of one completion. ``text`` is a reason when it is not ok; it never contains a key."""
+    """Outcome of one completion. ``text`` is a reason when it is not ok; it never contains a key.
+
+    ``how`` is ``traffic`` where the tokens of real requests stand in for it.
+    """
 
     ok: bool
     ms: int
     text: str = ""
+    how: str = "completion"
 
 
 class Server:
@@ -64,12 +69,12 @@ class Server:
             code, body = self._ask("GET", "/metrics", None, {}, 5.0)
         except (OSError, http.client.HTTPException):
             return None
-        sums = {"generation_tokens_total": 0.0, "num_requests_running": 0.0}
+        sums = {"generation_tokens_total": 0.0, "prompt_tokens_total": 0.0, "num_requests_running": 0.0}
         for name, value in _COUNTER.findall(body.decode("utf-8", "replace")):
             sums[name] += float(value)
         if code != 200:
             return None
-        return Counters(sums["num_requests_running"], sums["generation_tokens_total"])
+        return Counters(sums["num_requests_running"], sums["generation_tokens_total"] + sums["prompt_tokens_total"])
 
     def answers_without_key(self) -> bool:
         """Whether the API can be used without a key: with a key file declared, that must never be so."""
@@ -131,22 +136,40 @@ class Server:
 
 
 class Canary:
-    """A completion in the background, so that its wait does not keep the rank from watching the others."""
+    """A look at the server in the background, so that its wait does not keep the rank from watching the others.
 
-    def __init__(self, server: Server, timeout_s: float) -> None:
+    Args:
+        before: Counters at the last look. If tokens have come since and requests run, no completion is needed, and
+            one that fails only says that the server is full. None: only a completion counts.
+    """
+
+    def __init__(self, server: Server, timeout_s: float, before: Counters | None = None) -> None:
+        self.counters = before
         self._verdict: Verdict | None = None
         self._timeout_s = timeout_s
         self._started = time.monotonic()
-        threading.Thread(target=self._run, args=(server,), name="canary", daemon=True).start()
+        threading.Thread(target=self._run, args=(server, before), name="canary", daemon=True).start()
 
-    def _run(self, server: Server) -> None:
-        self._verdict = server.complete(self._timeout_s)
+    def _run(self, server: Server, before: Counters | None) -> None:
+        now = server.counters()
+        verdict = Verdict(True, 0, how="traffic")
+        if not _serves_others(before, now):
+            verdict, start = server.complete(self._timeout_s), now
+            now = server.counters()
+            if not verdict.ok and before is not None and _serves_others(start, now):
+                verdict = Verdict(True, verdict.ms, how="traffic")  # slow because it is full, not dead
+        self.counters = now
+        self._verdict = verdict
 
     def result(self) -> Verdict | None:
         """The outcome, or None while it is still under way and in time."""
-        if self._verdict is None and time.monotonic() - self._started > self._timeout_s + 10:
+        if self._verdict is None and time.monotonic() - self._started > self._timeout_s + 15:
             return Verdict(False, int(self._timeout_s * 1000), "the completion hangs beyond its time limit")
         return self._verdict
+
+
+def _serves_others(before: Counters | None, now: Counters | None) -> bool:
+    return before is not None and now is not None and now.tokens > before.tokens and now.running > 0
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:

@@ -28,6 +28,7 @@ _QUIET = ("DEBUG", "INFO", "WARNING")
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|See root cause above|Failed core proc|EngineDeadError|"
     r"EngineCore (?:encountered a fatal error|failed to start)|"
+    r"AsyncLLM output_handler failed|"
     r"WorkerProc (?:initialization failed|failed to start)|"
     r"^(?:SystemExit|KeyboardInterrupt|(?:[a-z_]+\.)*CancelledError)\b"
 )
@@ -45,6 +46,12 @@ _SIGN = re.compile(r"(?:died|exited) unexpectedly|marked dead|^Error\b|\bfatal\b
 _RAY_DEATH = re.compile(
     r"A worker died or was killed.*?Worker IP address: (\S+)"
     r".*?Worker exit detail: (.*?)(?: Some common causes|$)"
+)
+_HOPELESS = re.compile(
+    r"unrecognized arguments:|\berror: argument |must be divisible by|does not recognize this architecture|"
+    r"To serve at least one request with|Version mismatch: The cluster was started with|does not support ray|"
+    r"No working C\+\+ compiler found|cannot start `\S+` in this image",
+    re.IGNORECASE,
 )
 _OWN = ("supervisor", "ray-probe")
 """Sources that know no causes: we ourselves, and the count of nodes, which fails until Ray is up."""
@@ -80,6 +87,11 @@ def bare(text: str) -> tuple[str, str, str]:
     if level is None:
         return "".join(tags), "", text
     return "".join(tags), level.group(1), text[level.end() :]
+
+
+def is_hopeless(line: str) -> bool:
+    """Whether a first error follows from settings, model and image alone, so that no second try can cure it."""
+    return _HOPELESS.search(line) is not None
 
 
 def find_first_error(lines: Iterable[Line], context: int = 8, last: int = 30) -> FirstError | None:

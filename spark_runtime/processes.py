@@ -48,6 +48,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._children: dict[int, Child] = {}
+        self._pumps: list[threading.Thread] = []
         with contextlib.suppress(OSError, AttributeError):  # not Linux, or no C library to be found
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -69,6 +70,7 @@ class Processes:
         pump = threading.Thread(target=_pump, args=(popen.stdout, name, on_line), name=f"log-{name}", daemon=True)
         child = Child(name, popen, pump)
         self._children[popen.pid] = child
+        self._pumps.append(pump)
         pump.start()
         return child
 
@@ -100,25 +102,31 @@ class Processes:
             while child.running and time.monotonic() < deadline:
                 tick()
 
-    def end_all(self, timeout_s: float, tick: Callable[[], None]) -> list[str]:
-        """SIGKILL every descendant until none is left. Returns what will not die, as "pid name (state)"."""
-        deadline = time.monotonic() + timeout_s
-        pumps = [child.pump for child in self._children.values()]
-        while True:
-            self.reap()
-            left = descendants(os.getpid())
-            if not left:
-                break
-            if time.monotonic() > deadline:
-                return [f"{pid} {name} ({state})" for pid, name, state in left]
-            for pid, _, state in left:
-                if state != "Z":
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
-            tick()
-        for pump in pumps:  # the last words are still in the pipes
-            pump.join(timeout=2)
-        return []
+    def ask_to_leave(self, child: Child) -> None:
+        """SIGTERM."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.popen.pid, signal.SIGTERM)
+
+    def left(self) -> list[str]:
+        """Every descendant that has not been reaped, as "pid name (state)"."""
+        self.reap()
+        return [f"{pid} {name} ({state})" for pid, name, state in descendants(os.getpid())]
+
+    def kill(self) -> list[str]:
+        """SIGKILL for every descendant. Returns what was left before; what they start meanwhile takes another turn."""
+        self.reap()
+        left = descendants(os.getpid())
+        for pid, _, state in left:
+            if state != "Z":
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        return [f"{pid} {name} ({state})" for pid, name, state in left]
+
+    def drain(self, timeout_s: float = 2.0) -> None:
+        """Wait until the last words of what has ended are in the log: they are still in the pipes."""
+        for pump in self._pumps:
+            pump.join(timeout_s)
+        self._pumps = [pump for pump in self._pumps if pump.is_alive()]
 
 
 def descendants(root: int) -> list[tuple[int, str, str]]:

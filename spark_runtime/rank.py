@@ -8,19 +8,21 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_runtime import logs, ray_node, status
+from spark_runtime import hcas, logs, ray_node, status
 from spark_runtime.first_error import FirstError, find_first_error
+from spark_runtime.memory import Memory
+from spark_runtime.messages import Generation, Phase
+from spark_runtime.observations import Failure, Limits, Remains
 from spark_runtime.processes import Child, Processes, empty_folder, has_own_shm
-from spark_runtime.protocol import Generation, Phase
+from spark_runtime.protocol import Heal, Step
 
-TURN_S = 0.1
+TURN_S = 0.2
 PUBLISH_EVERY_S = 1.0
-KILL_TIMEOUT_S = 30.0
 RECENT_LINES = 2000
 """A death after long serving is explained by the end of the log, not by an old client's bad request."""
 
@@ -29,16 +31,12 @@ class StopRequested(Exception):
     """SIGTERM or SIGINT has arrived."""
 
 
-class RestartRequested(Exception):
-    """Somebody asked for a new generation."""
-
-
 class GenerationFailed(Exception):
     """The generation cannot go on. One sentence; ``from_log`` says whether the log explains it better."""
 
     def __init__(self, text: str, source: str, from_log: bool = False) -> None:
         super().__init__(text)
-        self.source, self.from_log = source, from_log
+        self.failure = Failure(text, source, from_log)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +59,7 @@ class Settings:
     served_model_name: str
     api_key_file: Path | None
     state_dir: Path
+    rdma: str
     ray_arg: list[str]
     object_store_bytes: int
     join_timeout_s: float
@@ -73,12 +72,27 @@ class Settings:
     ray_folder: Path
     log_limit_bytes: int
     keep_generations: int
+    heal: Heal
+    node_names: str
     serve_args: list[str] = field(default_factory=list)
 
     @property
     def ray_address(self) -> str:
         """Where Ray's control store listens."""
         return f"{self.head_address}:{self.ray_port}"
+
+    @property
+    def limits(self) -> Limits:
+        """The times of the protocol."""
+        return Limits(
+            lease_interval_s=self.lease_interval_s,
+            lease_timeout_s=self.lease_timeout_s,
+            join_timeout_s=self.join_timeout_s,
+            start_timeout_s=self.start_timeout_s,
+            canary_interval_s=self.canary_interval_s,
+            last_words_s=min(Limits.last_words_s, self.canary_timeout_s),
+            grace_s=self.stop_grace_s,
+        )
 
 
 class Rank:
@@ -90,21 +104,28 @@ class Rank:
         self.processes = Processes()
         self.generation: Generation | None = None
         self.ray: Child | None = None
+        self.memory = Memory(settings.state_dir / "memory.json")
+        self.stuck = ""
         self.log: logs.GenerationLog | None = None
         self.phase: Phase = "starting"
         self.detail = ""
         self.progress = ""
         self.first_error: FirstError | None = None
         self.exit_codes: dict[str, int] = {}
-        self._since = self._progress_at = time.time()
+        self._since = self._progress_at = self._failed_phase_since = time.time()
         self._published = 0.0
         self._stop = False
         self._status_path = settings.state_dir / "status.json"
         self._restart_path = settings.state_dir / "restart.request"
         self._versions = status.read_versions()
+        self.hcas = hcas.Hcas()
         self.env = dict(os.environ)
         # Always set, so that this file is the one vLLM reads, also in an image whose home cannot be written.
         self.env.setdefault("VLLM_CONFIG_ROOT", str(settings.state_dir / "vllm-config"))
+        if settings.nodes == 1:
+            # Without peers there is no fabric to name, and vLLM would ask Ray for the default route's address.
+            self.env.setdefault("VLLM_HOST_IP", settings.node_address)
+        self._given_env = dict(self.env)
 
     def prepare(self) -> None:
         """Once, before anything else: signals, the state folder, and leftovers of an earlier life."""
@@ -113,31 +134,46 @@ class Rank:
         self.settings.state_dir.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
             self._restart_path.unlink()
-        self.clean_leftovers()
         self.publish()
 
     def turn(self) -> None:
-        """One turn of the main loop; raises what has been asked for meanwhile."""
+        """One turn of the main loop; raises StopRequested."""
         self.quiet_turn()
         if self._stop:
             raise StopRequested
-        if self._restart_path.exists():
-            with contextlib.suppress(OSError):
-                self._restart_path.unlink()
-            raise RestartRequested
+
+    def take_restart_request(self) -> bool:
+        """Whether somebody asks, on this node, for a new generation; the request counts once."""
+        if not self._restart_path.exists():
+            return False
+        with contextlib.suppress(OSError):
+            self._restart_path.unlink()
+        self.memory.accept()
+        return True
 
     def quiet_turn(self) -> None:
         """One turn during an end: reaps and publishes, raises nothing."""
         time.sleep(TURN_S)
         self.processes.reap()
         if time.monotonic() - self._published > PUBLISH_EVERY_S:
+            if self.ray is not None:
+                self.memory.look()
             self.publish()
+
+    def tell_stuck(self, stuck: str) -> None:
+        """This node cannot become idle: that is an error of its own."""
+        if stuck and not self.stuck:
+            last: Sequence[str] = self.first_error.last_lines if self.first_error else ()
+            self.first_error = FirstError(time.time(), "supervisor", stuck, [], list(last))
+        self.stuck = stuck
 
     def set_phase(self, phase: Phase, detail: str = "") -> None:
         """Enter a phase, or say something new about the one we are in."""
         if (phase, detail) == (self.phase, self.detail):
             return
         if phase != self.phase:
+            if phase == "ending":
+                self._failed_phase_since = self._since
             self._since = self._progress_at = time.time()
             self.progress = ""
         self.phase, self.detail = phase, detail
@@ -172,8 +208,9 @@ class Rank:
         self.first_error, self.exit_codes = None, {}
 
     def start_ray(self, head: bool) -> Child:
-        """Start Ray on this node."""
+        """Start Ray on this node, with what of the fabric can be used now."""
         settings = self.settings
+        self._look_at_fabric()
         argv = ray_node.start_argv(
             head=head,
             head_address=settings.head_address,
@@ -184,8 +221,22 @@ class Rank:
             object_store_bytes=settings.object_store_bytes,
             extra=settings.ray_arg,
         )
+        self.memory.starts()
         self.ray = self.start("ray", argv, ray_node.start_env(self.env), self.on_line)
         return self.ray
+
+    def _look_at_fabric(self) -> None:
+        """Choose the RDMA devices anew for each generation, and hold vLLM's idea of this node against Ray's."""
+        settings = self.settings
+        try:
+            self.env, self.hcas = hcas.choose_hcas(self._given_env, settings.rdma)
+        except hcas.NoActivePort as error:
+            raise GenerationFailed(str(error), "fabric") from None
+        if self.hcas.text:
+            self.say(self.hcas.text)
+        mismatch = ray_node.address_mismatch(self.env, settings.node_address)
+        if mismatch:
+            raise GenerationFailed(mismatch, "fabric")
 
     def start(self, name: str, argv: list[str], env: dict[str, str], on_line: Callable[[str, str], None]) -> Child:
         """Start a child; an executable that the image lacks is a failure of the generation."""
@@ -203,16 +254,39 @@ class Rank:
         self.exit_codes[child.name] = child.exit_code
         return True
 
-    def end_everything(self, turn: Callable[[], None]) -> list[str]:
-        """Kill what is left of the generation, keep Ray's logs, clean up. Returns what will not die."""
-        left = self.processes.end_all(KILL_TIMEOUT_S, turn)
+    def remains(self, asked: Child | None) -> Remains:
+        """What an ending rank still finds here. ``asked`` is the process that may leave in its own way."""
+        lacking = self.memory.lacking()
+        return Remains(
+            processes=self.processes.left(),
+            asked=asked is not None and asked.running,
+            lacking_bytes=lacking,
+            room=lacking == 0 or self.memory.has_room(),
+        )
+
+    def end_step(self, step: Step, asked: Child | None) -> None:
+        """Do what the protocol wants done on the way to an idle node."""
+        if step == "leave" and asked is not None:
+            self.processes.ask_to_leave(asked)
+        elif step == "kill":
+            self.processes.kill()
+        elif step == "sweep":
+            self.sweep()
+
+    def sweep(self) -> None:
+        """After the last process: keep what it said, empty what it left."""
+        self.processes.drain()
         if self.log is not None:
             logs.keep_ray_logs(self.settings.ray_folder, self.log.folder / f"rank{self.settings.rank}-ray")
         self.clean_leftovers()
         self.ray = None
-        if left:
-            self.say(f"these processes will not die, reboot the node: {', '.join(left)}")
-        return left
+
+    def end_everything(self) -> None:
+        """When this rank is stopped: what cannot be killed in time ends with the container."""
+        deadline = time.monotonic() + Limits.kill_s
+        while self.processes.kill() and time.monotonic() < deadline:
+            self.quiet_turn()
+        self.sweep()
 
     def clean_leftovers(self) -> None:
         """Empty Ray's folder and /dev/shm, but only where they are the container's own."""
@@ -221,16 +295,16 @@ class Rank:
             if has_own_shm(Path("/proc/self/mountinfo").read_text()):
                 empty_folder(Path("/dev/shm"))  # noqa: S108 (killed vLLM leaves hundreds of MB there)
 
-    def find_error(self, failure: GenerationFailed, recent: bool = False) -> FirstError:
+    def find_error(self, failure: Failure, recent: bool = False) -> FirstError:
         """Explain a failure by the earliest cause in the log, or by its own sentence."""
         found: FirstError | None = None
         end = deque(self.log.lines() if self.log is not None else (), maxlen=RECENT_LINES)
         if failure.from_log and recent:
-            found = find_first_error(line for line in end if line.at >= self._since)
+            found = find_first_error(line for line in end if line.at >= self._failed_phase_since)
         if failure.from_log and found is None and self.log is not None:
             found = find_first_error(self.log.lines())
         last = [f"{line.source} | {line.text[:600]}" for line in list(end)[-30:]]
-        return found or FirstError(time.time(), failure.source, str(failure), [], last)
+        return found or FirstError(time.time(), failure.source, failure.text, [], last)
 
     def keep_end(self) -> None:
         """Leave the generation's last status beside its log."""
@@ -264,6 +338,7 @@ class Rank:
             "progress_at": self._progress_at,
             "first_error": self.first_error.as_json() if self.first_error else None,
             "exit_codes": dict(self.exit_codes),
+            "hcas": self.hcas.as_json(),
             "versions": self._versions,
             "log": str(self.log.first) if self.log else None,
         }

@@ -86,6 +86,34 @@ def read_probe(text: str) -> list[tuple[str, float]] | None:
         return None
 
 
+def address_asked_by_vllm(env: Mapping[str, str]) -> tuple[str, str]:
+    """(the address by which vLLM asks Ray for this node, where it has it from), as vLLM's own get_ip finds it."""
+    given = env.get("VLLM_HOST_IP", "")
+    if given:
+        return given, "VLLM_HOST_IP"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("8.8.8.8", 80))  # sends nothing: the kernel picks the route
+            return str(probe.getsockname()[0]), "the default route, since VLLM_HOST_IP is not set"
+    except OSError:
+        return "0.0.0.0", "no default route, and VLLM_HOST_IP is not set"  # noqa: S104 (what vLLM takes then)
+
+
+def address_mismatch(env: Mapping[str, str], registered: str) -> str:
+    """Why Ray could never place vLLM here; empty if both mean the same address.
+
+    vLLM asks Ray for ``node:<its own address>``. If that is not the one that Ray has registered, it waits for ever for
+    a placement group (eugr/spark-vllm-docker#227), or counts more addresses than nodes (vllm-project/vllm PR 43095).
+    """
+    asked, source = address_asked_by_vllm(env)
+    if asked == registered:
+        return ""
+    return (
+        f"vLLM would ask Ray for the node {asked} (from {source}), but Ray registers this node as {registered}: "
+        "no placement could be met; set VLLM_HOST_IP of this rank to its fabric address"
+    )
+
+
 def count_nodes(found: Sequence[tuple[str, float]], ranks: Mapping[int, str], gpus_per_node: int) -> RayCount:
     """Hold Ray's alive nodes against the ranks (rank -> address): N nodes, each with its G GPUs."""
     wrong, missing = [], []
@@ -110,6 +138,17 @@ def count_nodes(found: Sequence[tuple[str, float]], ranks: Mapping[int, str], gp
     head = f"Ray has {len(found)} of {len(ranks)} nodes, {total:g} of {len(ranks) * gpus_per_node} GPUs"
     complete = len(found) == len(ranks) and not wrong and not missing
     return RayCount(complete, bool(wrong), "; ".join([head, *wrong, *missing]))
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether a host answers at all: refusing a connection is an answer."""
+    try:
+        with socket.create_connection((address, port), timeout=1):
+            return True
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
 
 
 def is_listening(address: str, port: int) -> bool:

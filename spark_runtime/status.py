@@ -11,10 +11,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
 from spark_runtime import __version__
+from spark_runtime.healing import Attempts, Crash, kind_of
 
 SCHEMA = 1
 STALE_AFTER_S = 60.0
@@ -56,19 +58,44 @@ def is_healthy(document: dict[str, Any] | None, now: float) -> tuple[bool, str]:
     return True, f"{phase}: {detail}".rstrip(": ")
 
 
-def next_generation_number(state_dir: Path) -> int:
-    """The number of the next generation, made durable. The log folders stand in for a lost counter."""
-    counter = state_dir / "generation.json"
+def last_generation_number(state_dir: Path) -> int:
+    """The number of the last generation; 0 at first. The log folders stand in for a lost counter."""
     numbers = [0]
-    stored = (read_json(counter) or {}).get("n")
+    stored = (read_json(state_dir / "generation.json") or {}).get("n")
     if isinstance(stored, int):
         numbers.append(stored)
     with contextlib.suppress(OSError):
         numbers += [int(entry.name) for entry in (state_dir / "logs").iterdir() if entry.name.isdigit()]
-    n = max(numbers) + 1
+    return max(numbers)
+
+
+def keep_generation_number(state_dir: Path, n: int) -> None:
+    """Make the number of a generation that begins durable."""
     with contextlib.suppress(OSError):  # a full disk must not keep the model from serving
-        write_json(counter, {"n": n}, durable=True)
-    return n
+        write_json(state_dir / "generation.json", {"n": n}, durable=True)
+
+
+def read_attempts(state_dir: Path, now: float) -> Attempts:
+    """The failures before serving that an earlier life of this head has left. ``now`` is the monotonic clock."""
+    document = read_json(state_dir / "attempts.json") or {}
+    crashes = []
+    listed = document.get("crashes")
+    for entry in listed if isinstance(listed, list) else []:
+        with contextlib.suppress(TypeError, KeyError, ValueError):
+            at, line = float(entry["at"]), str(entry["line"])
+            age = max(0.0, time.time() - at)
+            crashes.append(Crash(now - age, kind_of(line), line, entry["outside"] is True))
+    return Attempts(crashes, document.get("unfinished") is True)
+
+
+def keep_attempts(state_dir: Path, attempts: Attempts, now: float) -> None:
+    """Keep them for the next life; times as wall clock."""
+    crashes = [
+        {"at": time.time() - (now - crash.at), "line": crash.line, "outside": crash.outside}
+        for crash in attempts.crashes
+    ]
+    with contextlib.suppress(OSError):
+        write_json(state_dir / "attempts.json", {"crashes": crashes, "unfinished": attempts.unfinished}, durable=True)
 
 
 def read_versions() -> dict[str, str | None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from spark_runtime.protocol import BadMessage, LeaseReply, LeaseRequest, Refused
+from spark_runtime.messages import BadMessage, LeaseReply, LeaseRequest, Refused
 
 MAX_BODY_BYTES = 64 * 1024
 
@@ -78,10 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, code: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode() + b"\n"
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
         self.close_connection = True
+        with contextlib.suppress(ConnectionError):  # a rank that was killed while it asked wants no answer
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)

@@ -1,4 +1,7 @@
-"""The command line in the container: ``run`` (PID 1), and beside it ``status``, ``health``, ``restart``."""
+"""The command line in the container: ``run`` (PID 1), and beside it ``status``, ``health``, ``restart``.
+
+``probe`` is the command of a container of its own, before a group's first start.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_runtime import status
+from spark_runtime import collective_probe, status
 from spark_runtime.first_error import FirstError
 from spark_runtime.head import Head
-from spark_runtime.rank import GenerationFailed, Rank, Settings
+from spark_runtime.observations import Limits
+from spark_runtime.rank import Rank, Settings
 from spark_runtime.ray_node import DEFAULT_OBJECT_STORE_BYTES
 from spark_runtime.vllm_server import refused_arguments
 from spark_runtime.worker import Worker
@@ -31,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(given[:split])
     serve_args = given[split + 1 :]
+    if options.command == "probe":
+        return collective_probe.run(options)
     if options.command != "run":
         return int(options.do(options.state_dir))
     refused = refused_arguments(serve_args)
@@ -57,11 +63,11 @@ def _run(rank: Head | Worker) -> int:
 
 def _give_up(rank: Rank, fault: Exception) -> None:
     with contextlib.suppress(Exception):
-        rank.end_everything(rank.quiet_turn)
+        rank.end_everything()
         lines = traceback.format_exc().splitlines()[-30:]
-        failure = GenerationFailed(f"fault of the supervisor: {type(fault).__name__}: {fault}", "supervisor")
-        rank.first_error = FirstError(time.time(), failure.source, str(failure), [], lines)
-        rank.set_phase("failed", str(failure))
+        text = f"fault of the supervisor: {type(fault).__name__}: {fault}"
+        rank.first_error = FirstError(time.time(), "supervisor", text, [], lines)
+        rank.set_phase("failed", text)
 
 
 def _status(state_dir: Path) -> int:
@@ -107,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR)
         command.set_defaults(do=do)
+    probe = commands.add_parser(
+        "probe", help="prove a collective between all ranks, without a model", allow_abbrev=False
+    )
+    collective_probe.add_options(probe)
     run = commands.add_parser("run", help="supervise this rank (PID 1 of the container)", allow_abbrev=False)
     _add_run(run)
     return parser
@@ -119,6 +129,19 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         run.add_argument(f"--{name}", type=int, required=True)
     run.add_argument("--backend", choices=("ray",), required=True)
     run.add_argument("--serve-host", required=True)
+    run.add_argument("--node-names", default="", help="of all ranks in order, separated by commas; for people")
+    run.add_argument(
+        "--heal",
+        choices=("restart", "report"),
+        default="restart",
+        help="what the head does when a generation has failed: begin the next one, or stay failed until asked",
+    )
+    run.add_argument(
+        "--rdma",
+        choices=("required", "preferred", "off"),
+        default="preferred",
+        help="whether a rank without an active RDMA port may start",
+    )
     run.add_argument("--api-key-file", type=Path, help="one key a line; without it the API is open")
     run.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="a folder of the host")
     run.add_argument("--ray-arg", action="append", default=[], help="for `ray start`; repeatable")
@@ -128,8 +151,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--start-timeout-s", type=float, default=3600, help="loading without any progress")
     run.add_argument("--canary-timeout-s", type=float, default=120)
     run.add_argument("--canary-interval-s", type=float, default=60)
-    run.add_argument("--lease-interval-s", type=float, default=2)
-    run.add_argument("--lease-timeout-s", type=float, default=30)
+    run.add_argument("--lease-interval-s", type=float, default=Limits.lease_interval_s)
+    run.add_argument("--lease-timeout-s", type=float, default=Limits.lease_timeout_s)
     run.add_argument("--stop-grace-s", type=float, default=30, help="between SIGTERM and SIGKILL for vllm")
     run.add_argument("--log-limit-bytes", type=int, default=64 * 1024 * 1024, help="of one generation")
     run.add_argument("--keep-generations", type=int, default=10)

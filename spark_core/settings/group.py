@@ -144,6 +144,11 @@ class ServingSettings(FrozenModel):
     shm_size_mib: int = Field(default=16384, ge=64, description="size of /dev/shm of each container")
     object_store_bytes: int = Field(default=1 << 30, ge=75 << 20, description="size of Ray's object store on each node")
     join_timeout_s: int = Field(default=600, ge=10, description="how long the head waits for every rank")
+    heal: Literal["restart", "report"] = Field(
+        default="restart",
+        description="when a generation has failed: restart begins the next one, with a back-off, and ends in a verdict "
+        "if it is a crash loop; report stays down until the next up",
+    )
     start_timeout_s: int = Field(default=3600, ge=30, description="how long loading may go on without any progress")
     canary_timeout_s: int = Field(default=120, ge=5, description="bound of one canary completion")
 

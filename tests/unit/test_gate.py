@@ -199,6 +199,23 @@ def test_an_account_of_an_earlier_generation_counts_no_more() -> None:
     assert failure(states) is None
 
 
+HEALING = {"healing": {"policy": "restart"}}
+
+
+def test_a_failure_that_a_group_heals_from_is_not_the_end_of_the_wait() -> None:
+    worker = state(WORKER, "failed", **first_error(10, "Ray ended"))
+    for phase in ("ending", "backing_off", "waiting_for_ranks"):
+        assert failure([state(HEAD, phase, **HEALING), worker]) is None
+    found = failure([state(HEAD, "failed", **HEALING, **first_error(20, "crash loop")), worker])
+    assert found is not None and found.line == "spark-b, rank 1: Ray ended"
+
+
+def test_a_group_that_only_reports_has_failed_with_its_first_rank() -> None:
+    reporting = state(HEAD, "ending", healing={"policy": "report"})
+    found = failure([reporting, state(WORKER, "failed", **first_error(10, "Ray ended"))])
+    assert found is not None and found.line == "spark-b, rank 1: Ray ended"
+
+
 def test_a_container_that_cannot_start_at_all_is_told_and_not_waited_for() -> None:
     looping = replace(state(HEAD, "starting"), status=None, restarts=4)
     found = failure([looping, state(WORKER, "starting")], "no module\n")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_core.errors import SettingsError
+from spark_core.fabric.environment import rank_environment
 from spark_core.group import (
     GroupFiles,
     GroupPlan,
@@ -20,7 +21,6 @@ from spark_core.group import (
     model_target,
     plan_group,
     public_endpoint,
-    rank_environment,
     serve_arguments,
 )
 from spark_core.journal import StackFolder

@@ -118,7 +118,7 @@ class Group:
             *("--model", "/models/x", "--served-model-name", "name", "--api-key-file", str(self.key_file)),
             *("--state-dir", str(self.folder / f"state{rank}"), "--ray-folder", str(self.folder / "ray")),
             *("--join-timeout-s", "60", "--start-timeout-s", "60", "--canary-timeout-s", "30"),
-            *("--lease-interval-s", "0.2", "--lease-timeout-s", "8", "--stop-grace-s", "5"),
+            *("--lease-interval-s", "0.2", "--lease-timeout-s", "8", "--stop-grace-s", "5", "--heal", "report"),
             *before.split(),
             *("--", "--max-model-len", "512"),
             *behind.split(),
@@ -129,6 +129,7 @@ class Group:
             "PYTHONPATH": str(FAKES / "lib"),
             "PYTHONSAFEPATH": "1",
             "FAKE_FOLDER": str(self.folder),
+            "VLLM_HOST_IP": ADDRESSES[rank],
             **env,
         }
         supervisor = Supervisor(argv, environ, self.folder / f"state{rank}", self.mount)

@@ -16,6 +16,8 @@ import pytest
 
 from spark_runtime import logs, ray_node, status, vllm_server
 from spark_runtime.canary import Canary, Server
+from spark_runtime.healing import Attempts, Crash, kind_of
+from spark_runtime.memory import Memory
 from spark_runtime.processes import empty_folder, has_own_shm
 from spark_runtime.progress import read_progress
 from tests.unit.runtime.runtime_group import eventually
@@ -106,11 +108,78 @@ def test_progress_is_read_from_the_log(line: str, step: str | None) -> None:
 
 
 def test_the_generation_goes_on_counting(tmp_path: Path) -> None:
-    assert [status.next_generation_number(tmp_path) for _ in range(3)] == [1, 2, 3]
+    assert status.last_generation_number(tmp_path) == 0
+    status.keep_generation_number(tmp_path, 3)
+    assert status.last_generation_number(tmp_path) == 3
     (tmp_path / "generation.json").write_text("{")
     (tmp_path / "logs" / "7").mkdir(parents=True)
-    assert status.next_generation_number(tmp_path) == 8
-    assert status.next_generation_number(tmp_path) == 9
+    assert status.last_generation_number(tmp_path) == 7
+    status.keep_generation_number(tmp_path / "none", 9)  # no place to write is no fault
+
+
+def test_failures_before_serving_outlive_the_head(tmp_path: Path) -> None:
+    assert status.read_attempts(tmp_path, 50.0) == Attempts()
+    attempts = Attempts([Crash(40.0, kind_of("no room 1"), "no room 1", outside=False)], unfinished=True)
+    status.keep_attempts(tmp_path, attempts, 50.0)
+    [crash] = (again := status.read_attempts(tmp_path, 7.0)).crashes  # another boot: its clock began anew
+    assert again.unfinished and (crash.kind, crash.line, crash.outside) == ("no room #", "no room 1", False)
+    assert -4.0 < crash.at < -2.0
+    for rubbish in ("{", '{"crashes": 1}', '{"crashes": [1, {}, {"at": "x", "line": 1, "outside": true}]}'):
+        (tmp_path / "attempts.json").write_text(rubbish)
+        assert status.read_attempts(tmp_path, 7.0) == Attempts()
+
+
+GIB_IN_KB = 1024 * 1024
+
+
+class Host:
+    """Its memory, as the kernel tells it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.meminfo, self.boot_id, self.kept = folder / "meminfo", folder / "boot_id", folder / "memory.json"
+        self.boot_id.write_text("one")
+        self.has(100)
+
+    def has(self, gib: int) -> None:
+        kb = {"MemTotal": 128 * GIB_IN_KB, "MemFree": 1, "MemAvailable": gib * GIB_IN_KB}
+        self.meminfo.write_text("".join(f"{name}:{value:>15} kB\n" for name, value in kb.items()))
+
+    def memory(self) -> Memory:
+        return Memory(self.kept, self.meminfo, self.boot_id)
+
+
+def test_memory_that_a_generation_took_is_missed_until_it_is_back_also_by_the_next_container(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    memory = host.memory()
+    assert memory.lacking() == 0
+    memory.starts()
+    host.has(20)
+    memory.look()
+    for known in (memory, host.memory()):
+        assert known.lacking() // 1024**3 == 67 and not known.has_room()  # 100, less a tenth of 128, less 20
+    host.has(82)
+    assert memory.lacking() > 0 and memory.has_room()  # somebody else has the rest
+    memory.settle()
+    assert memory.lacking() == host.memory().lacking() == 0
+    host.has(70)
+    memory.starts()
+    assert memory.before == 82 * 1024**3  # a slow leak is not taken for the new measure
+    host.boot_id.write_text("two")
+    assert host.memory().lacking() == 0
+
+
+def test_memory_is_no_reason_to_stay_down_where_it_cannot_be_read_or_somebody_says_go_on(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.memory().starts()
+    host.has(5)
+    memory = host.memory()
+    assert memory.lacking() > 0
+    memory.accept()
+    assert memory.lacking() == 0
+    host.kept.write_text('{"before": "x", "used": -1, "boot_id": "one"}')
+    host.meminfo.unlink()
+    host.boot_id.unlink()
+    assert host.memory().lacking() == 0 and host.memory().has_room()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +210,10 @@ while child.running or not said:
     time.sleep(0.01)
     processes.reap()
 assert len(descendants(os.getpid())) == 1, "the orphan is ours now"
-assert processes.end_all(30, lambda: time.sleep(0.01)) == []
+while processes.kill():
+    time.sleep(0.01)
+assert processes.left() == []
+processes.drain()
 print(descendants(os.getpid()), said, child.exit_code)
 """
 
@@ -339,10 +411,11 @@ def test_counters_are_summed_over_engines() -> None:
         b'vllm:generation_tokens_total{engine="1"} 1e+02\n'
         b'vllm:num_requests_running{engine="0"} 2.0\n'
         b'vllm:generation_tokens_total_created{engine="0"} 1.7e+09\n'
+        b'vllm:prompt_tokens_total{engine="0"} 20.0\n'
     )
     with answering((200, body)) as port:
         server = Server("127.0.0.1", port, "m", None)
         counters = server.counters()
-        assert counters is not None and (counters.tokens, counters.running) == (105.0, 2.0)
+        assert counters is not None and (counters.tokens, counters.running) == (125.0, 2.0)
         assert server.is_healthy() and server.answers_without_key()
     assert not server.is_healthy() and server.counters() is None
