@@ -47,7 +47,7 @@ test: check test-toolchain test-engine test-lab ## everything
 
 test-unit: bootstrap ## parsers, plans, settings
 	$(STEP) 'unit tests'
-	@$(IN_ENV) $(PYTEST) tests/unit
+	@$(IN_ENV) $(PYTEST) tests/unit tests/simulation
 
 test-program: bootstrap ## the program under a mocked engine
 	$(STEP) 'program tests (mocked engine)'

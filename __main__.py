@@ -17,6 +17,7 @@ try:
 except SparkError as refused:
     raise pulumi.RunError(refused.render()) from None
 
+from components.fabric_proof import FabricProofArgs, prove_fabric  # noqa: E402
 from components.model_weights import ModelWeights, ModelWeightsArgs  # noqa: E402
 from components.node_files import files_of_group  # noqa: E402
 from components.roce_fabric import RoceFabric, RoceFabricArgs  # noqa: E402
@@ -49,6 +50,18 @@ image = ServingImage(
     "image",
     ServingImageArgs(settings=settings, stack=stack.name, known_id=stack.sources.image_id, nodes=members),
 )
+proof = prove_fabric(
+    f"{group_name}-fabric-proof",
+    FabricProofArgs(
+        settings=settings,
+        stack=stack.name,
+        group=group_name,
+        nodes=members,
+        fabric=fabric,
+        image=image,
+        files=files,
+    ),
+)
 weights = ModelWeights(
     f"{group_name}-weights",
     ModelWeightsArgs(
@@ -59,6 +72,7 @@ weights = ModelWeights(
         local_revision=stack.sources.revisions.get(group_name, ""),
         nodes=members,
     ),
+    pulumi.ResourceOptions(depends_on=proof),
 )
 cluster = VllmRayCluster(
     group_name,
@@ -72,7 +86,7 @@ cluster = VllmRayCluster(
         files=files.placed(weights.folders),
         make_way=stack.make_way,
     ),
-    pulumi.ResourceOptions(depends_on=[fabric, image, weights, *members]),
+    pulumi.ResourceOptions(depends_on=[fabric, image, *proof, weights, *members]),
 )
 
 pulumi.export("endpoint", cluster.endpoint)

@@ -22,6 +22,7 @@ from providers.connections import Run, raw_configuration, run_of
 from spark_core.containers import make_way
 from spark_core.errors import SparkError
 from spark_core.preflight import look_at_nodes
+from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
 from spark_core.transport.connection import Connection, resolve
 
@@ -80,24 +81,61 @@ def open_stack() -> Stack:
         run = run_of(raw)
         for note in launcher_variable_notes(os.environ):
             pulumi.log.warn(note)
+        _refuse_abandoned(run.settings)
         sources = look_at_sources(run.settings)
-        _preflight(run, name)
+        settings = _preflight(run, name)
     except SparkError as error:
         raise pulumi.RunError(error.render()) from None
-    return Stack(name, run.settings, sources, run)
+    if pulumi.runtime.is_dry_run():
+        _tell_privileges(settings, name)
+    return Stack(name, settings, sources, run)
 
 
-def _preflight(run: Run, stack: str) -> None:
+def _refuse_abandoned(settings: Settings) -> None:
+    """A node that is given up is never contacted, so nothing can be made on it."""
+    used = [node.name for node in settings.nodes if node.name in settings.abandoned_nodes]
+    if used:
+        raise SparkError(
+            f"expected no abandoned node among the nodes, found {', '.join(used)}",
+            where="abandoned_nodes",
+            do="take it out of nodes and of groups, then run up again; destroy works as it is",
+        )
+    if settings.abandoned_nodes:
+        pulumi.log.warn(
+            f"abandoned_nodes names {', '.join(settings.abandoned_nodes)}: this run reads no state from any node anew; "
+            "once it has ended well, take the setting out again"
+        )
+
+
+def _preflight(run: Run, stack: str) -> Settings:
+    """Look at all nodes; the settings with what was discovered filled in."""
     if run.settings.preflight == "off":
         pulumi.log.warn("preflight is off: no node is looked at, and what would fail is not found before up")
-        return
-    findings = look_at_nodes(run.settings, stack, run.open_node)
-    for finding in findings:
+        return run.settings
+    if not pulumi.runtime.is_dry_run():
+        run.wait_for_boot(pulumi.log.info)
+    preflight = look_at_nodes(run.settings, stack, run.open_node)
+    for line in preflight.discovered:
+        pulumi.log.info(line)
+    for note in preflight.notes:
+        pulumi.log.warn(note)
+    for finding in preflight.findings:
         if finding.severity == "warn":
             pulumi.log.warn(finding.line)
-    failures = [finding.line for finding in findings if finding.severity == "fail"]
+        elif finding.severity == "unknown":
+            pulumi.log.info(f"not yet known: {finding.line}")
+    failures = [finding.line for finding in preflight.findings if finding.severity == "fail"]
     if failures:
         raise pulumi.RunError("\n".join(failures))
+    return preflight.settings
+
+
+def _tell_privileges(settings: Settings, stack: str) -> None:
+    """What root is needed for, told by preview; a stack that needs no root says nothing."""
+    for node in settings.nodes:
+        lines = privileged_lines(settings, stack, node)
+        if lines:
+            pulumi.log.info("\n  ".join([f"{node.name}: as root, up and destroy would", *lines]))
 
 
 def _without_interrupts(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

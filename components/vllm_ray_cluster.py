@@ -13,8 +13,8 @@ from providers.api_key import ApiKey
 from providers.connections import connection_facts
 from providers.endpoint_gate import EndpointGate
 from spark_core.containers import STOP_TIMEOUT_S
+from spark_core.fabric.environment import CACHE_TARGET
 from spark_core.group import (
-    CACHE_TARGET,
     GroupFiles,
     GroupPlan,
     RankContainer,

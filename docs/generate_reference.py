@@ -1,7 +1,7 @@
-"""Write docs/settings.md from the settings models: ``python docs/generate_reference.py [--check]``.
+"""Write the reference pages from the program itself: ``python docs/generate_reference.py [--check]``.
 
-Keys, types, defaults, bounds and descriptions come from the models, so the page says what the program does.
-With ``--check`` nothing is written; exit code 1 says that the page is stale.
+docs/settings.md comes from the settings models (keys, types, defaults, bounds, descriptions), docs/findings.md from the
+catalogue of findings. With ``--check`` nothing is written; exit code 1 says that a page is stale.
 """
 
 from __future__ import annotations
@@ -18,10 +18,24 @@ PROJECT = Path(__file__).resolve().parent.parent
 if str(PROJECT) not in sys.path:
     sys.path.insert(0, str(PROJECT))
 
+from spark_core.findings import KINDS  # noqa: E402
 from spark_core.settings import SECRET_KEYS, Settings  # noqa: E402
 from spark_core.settings.group import INTERFACE_VARIABLES, OWN_FLAGS, ServingSettings  # noqa: E402
 
 PAGE = PROJECT / "docs" / "settings.md"
+FINDINGS_PAGE = PROJECT / "docs" / "findings.md"
+
+FINDINGS_INTRODUCTION = """# Findings
+
+<!-- Made by docs/generate_reference.py from spark_core/findings.py. Change that, then run it again. -->
+
+What `pulumi preview` and `pulumi up` say about the nodes before anything changes. Each line ends with the code of its
+kind, such as `[mtu-differs]`; below it stands what to do. All findings of a run are told together.
+
+- `fail` stops preview and up, `warn` is shown, `unknown` could not be told yet and is told again by up.
+- `severities` in the stack file changes what a kind counts as, or hides it: `nodes-differ-kernel: ignore`.
+- Some findings are milder where that is safe: an interface that is down is a warning while `fabric.manage` is true.
+"""
 
 INTRODUCTION = """# Settings
 
@@ -45,9 +59,10 @@ SECRETS: dict[str, str] = {
 RULES = """## Rules across settings
 
 - Names and management addresses of nodes differ. Fabric addresses differ over all nodes.
-- With two nodes or more, every node has at least one fabric interface.
+- With two nodes or more, preview finds what `nodes[].fabric` leaves out; with `preflight: off` every node declares it.
 - Two interfaces of one node are on different subnets. The first (primary) interfaces of a group's nodes are
-  on the same subnet.
+  on the same subnet; with `fabric.topology: ring` each subnet joins two nodes instead.
+- `control_address` and `control_netdev` of a node go together. `fabric.take_over` does not name `fabric.netplan_file`.
 - Exactly one group is supported so far. Its nodes are nodes of `nodes`, each once.
 - `tensor_parallel_size` times `pipeline_parallel_size` is the number of nodes of the group (one GPU each).
 - `image` has exactly one of `registry`, `archive` and `local_id`.
@@ -240,19 +255,33 @@ def _meaning(setting: str) -> str:
     return setting.strip("()") if setting.startswith("(") else f"`{setting}`"
 
 
+def render_findings() -> str:
+    """The page of findings."""
+    parts = [FINDINGS_INTRODUCTION]
+    for area in dict.fromkeys(kind.area for kind in KINDS.values()):
+        rows = [f"| `{k.code}` | {k.severity} | {_escape(k.meaning)} |" for k in KINDS.values() if k.area == area]
+        parts.append(
+            "\n".join([f"## {area}", "", "| code | severity | meaning |", "| --- | --- | --- |", *rows]) + "\n"
+        )
+    return "\n".join(parts)
+
+
 def main(words: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Write docs/settings.md from the settings models.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is stale")
+    parser = argparse.ArgumentParser(description="Write docs/settings.md and docs/findings.md from the program.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
     options = parser.parse_args(words)
-    text = render()
-    if PAGE.is_file() and PAGE.read_text("utf-8") == text:
-        return 0
-    if options.check:
-        sys.stderr.write("docs/settings.md is stale; run: python docs/generate_reference.py\n")
-        return 1
-    PAGE.write_text(text, "utf-8")
-    return 0
+    stale = [
+        (page, text)
+        for page, text in ((PAGE, render()), (FINDINGS_PAGE, render_findings()))
+        if not page.is_file() or page.read_text("utf-8") != text
+    ]
+    for page, text in stale:
+        if options.check:
+            sys.stderr.write(f"docs/{page.name} is stale; run: python docs/generate_reference.py\n")
+        else:
+            page.write_text(text, "utf-8")
+    return 1 if options.check and stale else 0
 
 
 if __name__ == "__main__":

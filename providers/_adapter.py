@@ -28,6 +28,10 @@ _Told.__module__ = "builtins"  # the trace then leaves the module out
 _Told.__qualname__ = "spark-vllm"
 
 
+_WAITS_FOR_BOOT = ("create", "update")
+"""Only ``up`` waits for a node that may be booting; reading and deleting say at once that it does not answer."""
+
+
 def told(method: Callable[P, R]) -> Callable[P, R]:
     """Turn what a person can cause into one clear text without a traceback; a fault of ours keeps its trace."""
 
@@ -36,6 +40,8 @@ def told(method: Callable[P, R]) -> Callable[P, R]:
         # The servicer sends format_exc(); with this limit that is the exception's own text (seen, Python 3.11 to 3.13).
         sys.tracebacklimit = 0
         try:
+            if method.__name__ in _WAITS_FOR_BOOT and args and isinstance(args[0], SparkProvider):
+                args[0].run.wait_for_boot(say)
             return method(*args, **kwargs)
         except SparkError as error:
             raise _Told(error.render()) from None
@@ -68,6 +74,10 @@ class SparkProvider(ResourceProvider):
         if self._run is None:
             raise SparkError("expected the stack's configuration, found none: the provider was never configured")
         return self._run
+
+    def abandoned(self, node: str) -> bool:
+        """Whether the settings give a node up: it is never contacted again, and what is on it is forgotten."""
+        return node in self.run.settings.abandoned_nodes
 
     @told
     def check(self, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckResult:

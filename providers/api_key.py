@@ -11,7 +11,7 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, told
+from providers._adapter import SparkProvider, say, told
 from spark_core.api_key import generate_key, key_digest, observe_key, read_key, remove_key, write_key
 from spark_core.errors import SettingsError
 
@@ -65,6 +65,9 @@ class ApiKeyProvider(SparkProvider):
 
     @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
+        if self.abandoned(str(props["node"])):
+            say(f"{props['node']} is given up; the API key stays on it: {props['path']}")
+            return
         self.run.require_all_nodes()
         remove_key(self.run.transport(props["node"], props["connection"]), props["path"])
 

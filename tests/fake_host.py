@@ -8,19 +8,27 @@ name.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.local_node import LocalNode
 
-PROGRAMS = ("docker", "ip", "sysctl", "netplan", "ss", "nvidia-smi")
+PROGRAMS = ("docker", "ip", "sysctl", "netplan", "ss", "nvidia-smi", "systemd-run", "systemctl")
 SHORT = {
     # Nothing of a fake host takes time, or belongs to somebody else.
     "sleep": "exit 0",
     "chown": "exit 0",
     "seq": "echo 1; echo 2",
     "python3": f'exec {sys.executable} "$@"',
+    "install": """
+while [ "$1" != -- ]; do
+  case $1 in -d) folder=1; shift ;; -T) shift ;; -m) mode=$2; shift 2 ;; *) shift 2 ;; esac
+done
+if [ -n "${folder:-}" ]; then mkdir -p "$2" && chmod "$mode" "$2"; else cp "$2" "$3" && chmod "$mode" "$3"; fi
+""",
+    "stat": 'exec /usr/bin/stat "$@" | sed "s/ $(id -u):$(id -g)$/ 0:0/"',
 }
 SCRIPT = Path(__file__).parent / "fixtures" / "fake_programs.py"
 
@@ -37,7 +45,7 @@ class FakeHost:
         self.base = base
         self.programs = base / "programs"
         self.programs.mkdir(parents=True)
-        for folder in ("sys/class/net", "proc/sys/net", "etc/netplan"):
+        for folder in ("sys/class/net", "proc/sys/net", "etc/netplan", "run/netplan"):
             (base / folder).mkdir(parents=True)
         self._state = base / "state.json"
         self.write(
@@ -121,6 +129,12 @@ class FakeHost:
     def set_container(self, name: str, **values: Any) -> None:
         """Put a container onto the host, in the words of ``docker inspect``."""
         self.change(containers=self.read()["containers"] | {name: {"Id": f"id-of-{name}", "Running": True, **values}})
+
+    def let_timers_end(self) -> None:
+        """The time of every timer that systemd was given has come."""
+        for unit in self.read().get("timers", {}):
+            subprocess.run([self.programs / "systemctl", "start", f"{unit}.service"], check=True)
+            subprocess.run([self.programs / "systemctl", "stop", f"{unit}.timer"], check=True)
 
     def netplan_refuses(self, words: str) -> None:
         self.change(netplan_error=words)

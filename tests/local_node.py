@@ -16,7 +16,20 @@ from pathlib import Path
 
 from spark_core.transport.base import Command, Result
 
-SYSTEM_FOLDERS = ("/sys/class/", "/proc/sys", "/etc/netplan/")
+SYSTEM_FOLDERS = (
+    "/sys/class/",
+    "/proc/sys",
+    "/proc/swaps",
+    "/dev/watchdog",
+    "/etc/netplan/",
+    "/run/netplan",
+    "/run/spark-vllm",
+    "/etc/systemd/",
+    "/etc/docker",
+    "/etc/security/",
+    "/etc/sysctl.d",
+    "/etc/owner",
+)
 """What a node's commands read and write of its system; a fake host has them below its own folder."""
 
 
@@ -29,12 +42,14 @@ class LocalNode:
         programs: Folder that is searched first for programs.
         sandbox: Folder that holds the node's system folders, or None for this machine's own.
         before: Called with each command before it runs; may raise what a carrier raises.
+        answers: Whether it answers over a new connection.
     """
 
     node: str = "spark-a"
     programs: Path | None = None
     sandbox: Path | None = None
     before: Callable[[Command], None] = lambda _: None
+    answers: Callable[[], bool] = lambda: True
     asked: list[Command] = field(default_factory=list)
 
     def run(self, cmd: Command) -> Result:
@@ -53,6 +68,9 @@ class LocalNode:
 
     def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
         return self.run(Command(cmd.argv, cmd.sudo, b"".join(chunks), cmd.timeout_s))
+
+    def fresh_answer(self, timeout_s: float) -> bool:
+        return self.answers()
 
     def install(self, name: str, text: str) -> None:
         """Put a program onto the node."""

@@ -32,3 +32,6 @@ class ScriptedTransport:
 
     def stream(self, cmd: Command, chunks: Iterable[bytes]) -> Result:
         return self.run(replace(cmd, stdin=b"".join(chunks)))
+
+    def fresh_answer(self, timeout_s: float) -> bool:
+        return True

@@ -1,4 +1,4 @@
-"""Stands before `pulumi` on the PATH of ./env, changes two settings where needed, and becomes the real one.
+"""Stands before `pulumi` on the PATH of ./env, changes a few settings where needed, and becomes the real one.
 
 The settings, each only if the person gave no value of their own:
 
@@ -7,6 +7,8 @@ The settings, each only if the person gave no value of their own:
   the state holds that salt already; in the checkout this would change a committed file, differently for every
   backend. The file itself is read where it holds encrypted values or names another secrets provider, and with
   `--config`, whose purpose is to write that file.
+- up and preview do not refresh while the stack file gives nodes up (`abandoned_nodes`): a refresh would ask the Docker
+  daemons of these nodes, which are gone, before anything of them could be forgotten.
 - destroy neither refreshes nor runs the program. `options: refresh: always` in Pulumi.yaml holds for destroy too, which
   would then ask every node and every Docker daemon first and could never remove what a dead node leaves behind.
 
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 READS_STACK_FILE = frozenset({"up", "update", "preview", "pre", "refresh", "destroy", "down", "dn", "import"})
+CONVERGES = frozenset({"up", "update", "preview", "pre"})
 DESTROYS = frozenset({"destroy", "down", "dn"})
 # Flags whose value is the next word; without this list that word would be taken for the command.
 TAKES_VALUE = frozenset({"-C", "--cwd", "-s", "--stack", "--color", "--profiling", "--tracing", "-v", "--verbose"})
@@ -133,25 +136,39 @@ def settings_for(words: Sequence[str], environ: Mapping[str, str], cwd: Path) ->
         # ./env has the program run first everywhere else; here its preflight would refuse to take away what a pulled
         # cable or a full disk has broken.
         added["PULUMI_OPTION_RUN_PROGRAM"] = "false"
-    if (
-        call.command not in READS_STACK_FILE
-        or call.flags & {"-c", "--config", "--config-file", "--remote"}
-        or "PULUMI_OPTION_CONFIG_FILE" in environ
-        or "PULUMI_HOME" not in environ
-    ):
+    if call.command not in READS_STACK_FILE:
         return added
-    project = find_project(cwd / call.folder)
-    if project is None:
-        return added
-    stack = call.stack or environ.get("PULUMI_OPTION_STACK") or environ.get("PULUMI_STACK") or ""
-    name = (stack or selected_stack(project, environ)).rsplit("/", 1)[-1]
-    if name:
-        copy = private_copy(project.with_name(f"Pulumi.{name}.yaml"), environ)
+    stack_file = file_of_stack(call, environ, cwd)
+    refreshes = not call.flags & {"-r", "--refresh"} and "PULUMI_OPTION_REFRESH" not in environ
+    if call.command in CONVERGES and refreshes and stack_file is not None and gives_nodes_up(stack_file):
+        added["PULUMI_OPTION_REFRESH"] = "false"
+    own_file = call.flags & {"-c", "--config", "--config-file", "--remote"} or "PULUMI_OPTION_CONFIG_FILE" in environ
+    if stack_file is not None and not own_file and "PULUMI_HOME" in environ:
+        copy = private_copy(stack_file, environ)
         if copy is not None:
             added["PULUMI_OPTION_CONFIG_FILE"] = str(copy)
             # So that the salt comes from the state, and is the same for every run.
             added.setdefault("PULUMI_FALLBACK_TO_STATE_SECRETS_MANAGER", "true")
     return added
+
+
+def file_of_stack(call: Call, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The stack file that the engine would read, whether it is there or not."""
+    if environ.get("PULUMI_OPTION_CONFIG_FILE"):
+        return cwd / environ["PULUMI_OPTION_CONFIG_FILE"]
+    project = find_project(cwd / call.folder)
+    if project is None:
+        return None
+    stack = call.stack or environ.get("PULUMI_OPTION_STACK") or environ.get("PULUMI_STACK") or ""
+    name = (stack or selected_stack(project, environ)).rsplit("/", 1)[-1]
+    return project.with_name(f"Pulumi.{name}.yaml") if name else None
+
+
+def gives_nodes_up(stack_file: Path) -> bool:
+    """Whether a stack file names nodes in `abandoned_nodes`, on the same line or on the lines below."""
+    text = stack_file.read_text("utf-8") if stack_file.is_file() else ""
+    found = re.search(r"^\s+[\w-]+:abandoned_nodes:[ \t]*(.*)\n?((?:[ \t]+[^:\n]*(?:\n|\Z))*)", text, re.MULTILINE)
+    return bool(found and re.search(r"[a-z]", found.group(1).partition("#")[0] + found.group(2)))
 
 
 def real_pulumi(environ: Mapping[str, str], own_folder: Path) -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from spark_core.findings import KINDS, Severity
 from spark_core.settings.base import FrozenModel, Name
 from spark_core.settings.fabric import FabricSettings
 from spark_core.settings.group import GroupSettings
@@ -29,6 +31,16 @@ class Settings(FrozenModel):
         default="live",
         description="whether preview looks at the nodes; off renders a plan where they cannot be reached",
     )
+    severities: dict[str, Severity] = Field(
+        default_factory=dict,
+        description="severity of kinds of findings (docs/findings.md): fail, warn, unknown or ignore, "
+        "such as mtu-differs: warn",
+    )
+    abandoned_nodes: tuple[Name, ...] = Field(
+        default=(),
+        description="nodes that are gone for good: they are never contacted again, and what was made on them is "
+        "forgotten and named instead of being put back",
+    )
     node_root: Annotated[str, StringConstraints(pattern=r"^/[^\x00:\s]*[^/\x00:\s]$")] = Field(
         default="/home/{user}/.spark-vllm",
         description="folder of ours on each node; {user} stands for the node's deploy user",
@@ -39,6 +51,16 @@ class Settings(FrozenModel):
     host: HostSettings = Field(default_factory=HostSettings)
     image: ImageSettings
     groups: dict[Name, GroupSettings] = Field(description="what is served; one group is supported so far")
+
+    @field_validator("severities")
+    @classmethod
+    def _known_kinds(cls, value: dict[str, Severity]) -> dict[str, Severity]:
+        for code in value:
+            if code not in KINDS:
+                near = difflib.get_close_matches(code, KINDS, n=1, cutoff=0.5)
+                hint = f"; did you mean {near[0]!r}?" if near else " (docs/findings.md lists them)"
+                raise ValueError(f"{code!r} is not a kind of finding{hint}")
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
@@ -58,15 +80,36 @@ class Settings(FrozenModel):
                         f"nodes[{index}].{attribute}: found {value!r}, which nodes[{seen[value]}] already has"
                     )
                 seen.setdefault(value, index)
+        return [*problems, *self._via_problems()]
+
+    def _via_problems(self) -> list[str]:
+        problems = []
+        known = {node.name: node for node in self.nodes}
+        for index, node in enumerate(self.nodes):
+            key = f"nodes[{index}].via"
+            if node.via is None:
+                continue
+            if node.via == node.name:
+                problems.append(f"{key}: found the node itself")
+            elif node.via not in known:
+                problems.append(f"{key}: found {node.via!r}, known nodes are {', '.join(known)}")
+            elif known[node.via].via:
+                problems.append(
+                    f"{key}: found {node.via!r}, which is itself reached through {known[node.via].via!r}; "
+                    "expected a node that is reached directly"
+                )
         return problems
 
     def _fabric_problems(self) -> list[str]:
         problems = []
         owner: dict[str, str] = {}
+        sides: dict[str, set[int]] = {}
         for index, node in enumerate(self.nodes):
-            if len(self.nodes) > 1 and not node.fabric:
+            if node.name in self.abandoned_nodes:
+                continue
+            if len(self.nodes) > 1 and not node.fabric and self.preflight == "off":
                 problems.append(
-                    f"nodes[{index}].fabric: found none, but {len(self.nodes)} nodes need a fabric between them"
+                    f"nodes[{index}].fabric: found none, and with preflight off none is discovered; declare it"
                 )
             networks: dict[str, str] = {}
             for place, interface in enumerate(node.fabric):
@@ -80,8 +123,21 @@ class Settings(FrozenModel):
                         "two interfaces of one node must be on different subnets"
                     )
                 networks.setdefault(str(interface.network), key)
+                sides.setdefault(str(interface.network), set()).add(index)
             if len({interface.netdev for interface in node.fabric}) != len(node.fabric):
                 problems.append(f"nodes[{index}].fabric: found one netdev twice")
+            if (node.control_address is None) != (node.control_netdev is None):
+                problems.append(f"nodes[{index}]: control_address and control_netdev go together")
+        if self.fabric.topology == "ring":
+            problems += [
+                f"fabric.topology: found ring, but the subnet {network} joins {len(joined)} nodes, expected two"
+                for network, joined in sides.items()
+                if len(joined) > 2
+            ]
+            if self.preflight == "off" and any(node.control_address is None for node in self.nodes):
+                problems.append("fabric.topology: ring needs nodes[].control_address with preflight off")
+        if self.fabric.netplan_file in self.fabric.take_over:
+            problems.append("fabric.take_over: found netplan_file itself, which is ours")
         return problems
 
     def _group_problems(self) -> list[str]:
@@ -104,7 +160,7 @@ class Settings(FrozenModel):
                     f"expected {gpus}, one for each node's GPU"
                 )
             networks = {str(known[n].fabric[0].network) for n in group.nodes if n in known and known[n].fabric}
-            if len(networks) > 1:
+            if len(networks) > 1 and self.fabric.topology == "switch":
                 problems.append(
                     f"{key}.nodes: found primary fabric interfaces on different subnets ({', '.join(sorted(networks))})"
                 )
@@ -130,4 +186,5 @@ class Settings(FrozenModel):
             port=node.ssh_port,
             host_key=node.host_key,
             ssh_config=self.ssh.config_file,
+            via=self.connection_of(self.node(node.via)) if node.via else None,
         )

@@ -86,6 +86,11 @@ class Servicer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=TIMEOUT_S)
 
+    def said(self) -> str:
+        """End it; everything that it has printed for the person."""
+        self.kill()
+        return self._process.stdout.read() if self._process.stdout is not None else ""
+
     def call(self, method: str, request: Any) -> Any:
         """One call; what it tells the person when it fails is the exception's text."""
         try:

@@ -303,3 +303,23 @@ def test_a_run_leaves_the_stack_file_and_keeps_the_salt(project: Path, real: dic
 def test_a_stack_needs_a_plain_name() -> None:
     with pytest.raises(places.Stop, match="expected a name"):
         stack.ensure_stack("a b", {})
+
+
+@pytest.mark.parametrize("listed", ["[spark-b]", "\n    - spark-b", "\n  - spark-b", "[\n    spark-b,\n  ]"])
+@pytest.mark.parametrize("command", ["up", "preview"])
+def test_a_run_that_gives_nodes_up_does_not_ask_them(
+    command: str, listed: str, environ: dict[str, str], project: Path
+) -> None:
+    file = project / "Pulumi.dev.yaml"
+    file.write_text(TEXT + f"  spark-vllm:abandoned_nodes: {listed}\n  spark-vllm:node_root: /x\n")
+    assert settings_for([command, "-s", "dev"], environ, project)["PULUMI_OPTION_REFRESH"] == "false"
+    assert "PULUMI_OPTION_REFRESH" not in settings_for([command, "-s", "dev", "--refresh"], environ, project)
+    assert "PULUMI_OPTION_REFRESH" not in settings_for(["refresh", "-s", "dev"], environ, project)
+    own = {**environ, "PULUMI_OPTION_CONFIG_FILE": str(file)}
+    assert settings_for([command, "-s", "dev"], own, project) == {"PULUMI_OPTION_REFRESH": "false"}
+
+
+@pytest.mark.parametrize("listed", ["", "[]", "[]  # none any more", " # spark-b is back"])
+def test_a_run_that_gives_no_node_up_refreshes(listed: str, environ: dict[str, str], project: Path) -> None:
+    (project / "Pulumi.dev.yaml").write_text(TEXT + f"  spark-vllm:abandoned_nodes: {listed}\n  a:b: c\n")
+    assert "PULUMI_OPTION_REFRESH" not in settings_for(["up", "-s", "dev"], environ, project)

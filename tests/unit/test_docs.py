@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from docs import generate_reference
-from spark_core import errors, group
+from spark_core import errors
+from spark_core.fabric.environment import rank_environment
 from spark_core.settings import SECRET_KEYS, read_settings
 from tests.config_cases import load_base
 
@@ -149,7 +150,7 @@ def test_the_environment_page_has_every_variable_that_the_program_sets() -> None
     page = (DOCS / "explanation" / "environment.md").read_text("utf-8")
     rows = {line.split("|")[1] for line in page.splitlines() if line.startswith("| `")}
     documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    wanted = set(group.rank_environment(settings, main, settings.node("spark-a")))
+    wanted = set(rank_environment(settings, main, settings.node("spark-a")))
     assert wanted - documented == set()
 
 

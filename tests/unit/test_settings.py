@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from spark_core.errors import SettingsError
 from spark_core.settings import (
@@ -278,8 +278,8 @@ def test_the_project_file_s_defaults_are_those_of_the_settings() -> None:
     for key, entry in declared.items():
         if "default" in entry:
             value = getattr(settings, key)
-            wanted = value if isinstance(value, str) else type(value).model_validate(entry["default"])
-            assert entry["default"] == value or wanted == value, key
+            wanted = type(value).model_validate(entry["default"]) if isinstance(value, BaseModel) else value
+            assert wanted == value and (isinstance(value, BaseModel) or type(value)(entry["default"]) == value), key
 
 
 def test_rules_across_settings_are_told_together_with_a_typo() -> None:
