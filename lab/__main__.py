@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
+from pathlib import Path
 
-from lab import cable, instance, lifecycle, machine, network
+from lab import cable, instance, lifecycle, machine, network, pretend, rdma, replaced
 from lab.errors import LabError, UnknownHost
 from lab.host import Host
 from lab.instance import Instance
+from lab.lock import locked
 from lab.progress import say, step
 
 
@@ -55,6 +58,19 @@ def _parser() -> argparse.ArgumentParser:
             "--twin", action="store_true", help="only the half of the link on the second PCIe connection"
         )
         command.add_argument("--port", type=int, choices=(0, 1), default=cable.FABRIC_PORT, help="default: %(default)s")
+    again = add("reimage", "reinstall a host: empty disk, another host key, same name and address", host=True)
+    again.add_argument("--keep-known-hosts", action="store_true", help="leave the old key in the lab's known_hosts")
+    add("readdress", "give a host another management address; a second time, its first one", host=True)
+    show = add("pretend", "let a tool or a file of a host show what is in FILE (- is standard input)", host=True)
+    show.add_argument("what", nargs="?", help="name of a tool, or absolute path of a file")
+    show.add_argument("file", nargs="?", metavar="FILE")
+    show.add_argument("--arguments", metavar="WORDS", help="only when the tool is called with exactly these")
+    show.add_argument("--status", type=int, default=0, help="exit status of the tool (default: 0)")
+    show.add_argument("--stop", action="store_true", help="let the tool or file show what it is again; or all of them")
+    devices = add(
+        "rdma", "show RDMA devices in a host's /sys/class, for its fabric interfaces as they are now", host=True
+    )
+    devices.add_argument("--hide", action="store_true", help="show none again")
     ssh = add("ssh", "run a command on a host over SSH, or log in", host=True)
     ssh.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- command")
     add("shell", "open a root shell inside a host, without SSH", host=True)
@@ -126,6 +142,39 @@ def _power(options: argparse.Namespace) -> int:
     return 0
 
 
+def _replace(options: argparse.Namespace) -> int:
+    host = _host(options)
+    with locked(lifecycle.lab_lock(host.lab.name), what=f"lab {host.lab.name}", timeout_s=lifecycle.LOCK_TIMEOUT_S):
+        if options.command == "reimage":
+            with step(f"{host.name}: reinstalled"):
+                replaced.reimage(host.lab, host.name, keep_known_hosts=options.keep_known_hosts)
+        else:
+            print(replaced.readdress(host.lab, host.name).address(host.name))
+    return 0
+
+
+def _pretend(options: argparse.Namespace) -> int:
+    host = _host(options)
+    if options.stop:
+        pretend.stop(host, options.what or "")
+        return 0
+    if options.what is None or options.file is None:
+        raise UnknownHost("pretend needs a tool or path, and a file with what it is to show; or --stop")
+    content = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
+    if options.what.startswith("/"):
+        pretend.file(host, options.what, content)
+    else:
+        words = None if options.arguments is None else shlex.split(options.arguments)
+        pretend.tool(host, options.what, content, arguments=words, status=options.status)
+    return 0
+
+
+def _rdma(options: argparse.Namespace) -> int:
+    host = _host(options)
+    rdma.hide(host) if options.hide else rdma.show(host)
+    return 0
+
+
 def _ssh(options: argparse.Namespace) -> int:
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
     command = _host(options).ssh(*argv)
@@ -161,6 +210,12 @@ def _run(options: argparse.Namespace) -> int:
         return _image(options)
     if options.command in ("power-cut", "power-on", "reboot"):
         return _power(options)
+    if options.command in ("reimage", "readdress"):
+        return _replace(options)
+    if options.command == "pretend":
+        return _pretend(options)
+    if options.command == "rdma":
+        return _rdma(options)
     if options.command == "ssh":
         return _ssh(options)
     if options.command == "shell":

@@ -44,6 +44,9 @@ PR_CAPBSET_DROP = 24
 CAP_SYS_MODULE = 16
 CAP_SYS_TIME = 25
 
+CLASS_LAYER = "/usr/share/spark-lab/class"
+"""Folder of a host that lies over its /sys/class, where there is one: device classes that the machine lacks."""
+
 SYS_PIVOT_ROOT = 155
 """System call number on x86-64, the one architecture the lab runs on."""
 
@@ -244,6 +247,9 @@ def _mount_kernel(root: Path, hierarchies: list[cgroup.Hierarchy]) -> None:
     _bind(root / "sys/devices/virtual/net", root / "sys/devices/virtual/net")
     # Read-only also tells networkd that no udev is coming.
     _mount("", root / "sys", "", MS_REMOUNT | MS_BIND | MS_RDONLY | plain)
+    layer = root / CLASS_LAYER.lstrip("/")
+    if layer.is_dir():
+        _mount("overlay", root / "sys/class", "overlay", MS_RDONLY, f"lowerdir={layer}:{root / 'sys/class'}")
     top = root / "sys/fs/cgroup"
     if hierarchies[0].folder == cgroup.MOUNT_POINT:
         _mount("cgroup2", top, "cgroup2", plain)

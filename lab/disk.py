@@ -19,6 +19,7 @@ from lab.instance import Instance, write_whole
 
 DEPLOY_UID = 1000
 SHADOW_GID = 42
+DISK_FOLDERS = ("upper", "work", "root", "docker")
 CUDA_LIBRARIES_ON_HOST = "/opt/cuda-libs"
 
 MANAGEMENT_NETPLAN = """# Management network of this host; the fabric belongs to whoever deploys on it.
@@ -33,6 +34,14 @@ network:
       link-local: []
       addresses: [{address}/{prefix_length}]
 """
+
+
+MANAGEMENT_NETPLAN_FILE = "etc/netplan/10-management.yaml"
+
+
+def management_netplan(lab: Instance, host: str) -> str:
+    """The netplan file that gives a host its management address."""
+    return MANAGEMENT_NETPLAN.format(address=lab.address(host), prefix_length=lab.subnet.prefixlen)
 
 
 def cuda_libraries_dir() -> Path:
@@ -55,13 +64,24 @@ def sudo_password(lab: Instance) -> str:
     return file.read_text().strip()
 
 
+def wipe(lab: Instance, host: str) -> None:
+    """Throw a host's disk away, with the keys on it; the host must be off."""
+    folder = lab.host_dir(host)
+    # First, so that an interrupted wipe is taken for a disk that was never finished.
+    (folder / "disk-ready").unlink(missing_ok=True)
+    for name in DISK_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for key in folder.glob("ssh_host_*"):
+        key.unlink()
+
+
 def prepare(lab: Instance, host: str, public_key: str, host_key: Path) -> None:
     """Make a host's disk, unless it has one."""
     folder = lab.host_dir(host)
     done = folder / "disk-ready"
     if done.exists():
         return
-    for name in ("upper", "work", "root", "docker"):
+    for name in DISK_FOLDERS:
         # A half-made disk of a killed start has nothing worth keeping.
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)
@@ -75,8 +95,7 @@ def prepare(lab: Instance, host: str, public_key: str, host_key: Path) -> None:
         f"127.0.0.1 localhost\n127.0.1.1 {host}\n::1 localhost ip6-localhost ip6-loopback\n",
     )
     _put(upper, "etc/machine-id", secrets.token_hex(16) + "\n")
-    netplan = MANAGEMENT_NETPLAN.format(address=lab.address(host), prefix_length=lab.subnet.prefixlen)
-    _put(upper, "etc/netplan/10-management.yaml", netplan, mode=0o600)
+    _put(upper, MANAGEMENT_NETPLAN_FILE, management_netplan(lab, host), mode=0o600)
     _put(upper, "etc/ssh/ssh_host_ed25519_key", host_key.read_text(), mode=0o600)
     _put(upper, "etc/ssh/ssh_host_ed25519_key.pub", host_key.with_suffix(".pub").read_text())
     home = f"home/{DEPLOY_USER}"

@@ -37,11 +37,14 @@ class Host:
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
         return ["nsenter", f"--target={pid}", *namespaces, "--root", "--wdns=/", "--", *argv]
 
-    def inside(self, argv: list[str], *, timeout_s: float = 15) -> subprocess.CompletedProcess[str]:
+    def inside(
+        self, argv: list[str], *, timeout_s: float = 15, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program as root inside the host and return what it said."""
         return subprocess.run(
             self.enter(argv),
-            stdin=subprocess.DEVNULL,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
             errors="replace",
@@ -49,6 +52,13 @@ class Host:
             check=False,
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
         )
+
+    def change(self, shell: str, *words: str, what: str, stdin: str | None = None, timeout_s: float = 30) -> str:
+        """Run shell text as root inside the host, words as $1, $2, …; raises StepFailed when it fails."""
+        done = self.inside(["sh", "-euc", shell, "sh", *words], timeout_s=timeout_s, stdin=stdin)
+        if done.returncode != 0:
+            raise StepFailed(f"{self.name}: {what}: ended with {done.returncode}{evidence(done.stderr)}")
+        return done.stdout
 
     def ssh(self, *command: str, options: tuple[str, ...] = ()) -> list[str]:
         """The command line that reaches the host over SSH, as the deploy user."""

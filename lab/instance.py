@@ -47,6 +47,8 @@ class Instance:
     root_key: str
     """Name of the Debian root under which the hosts' disks were made; a disk stays with its root."""
     folder: Path = field(compare=False)
+    moved: dict[str, int] = field(default_factory=dict)
+    """Last number of the management address of each host that was given another one than its first."""
 
     @property
     def tag(self) -> str:
@@ -73,7 +75,11 @@ class Instance:
 
     def address(self, host: str) -> str:
         """Management address of a host."""
-        return str(self.subnet.network_address + FIRST_HOST_NUMBER + self.index(host))
+        return str(self.subnet.network_address + self.number(host))
+
+    def number(self, host: str) -> int:
+        """Last number of a host's management address."""
+        return self.moved.get(host, FIRST_HOST_NUMBER + self.index(host))
 
     def host_dir(self, host: str) -> Path:
         """Folder of one host: its disk, its keys, its console."""
@@ -93,6 +99,7 @@ class Instance:
                 "subnet": str(self.subnet),
                 "topology": self.topology,
                 "root_key": self.root_key,
+                "moved": self.moved,
             },
             indent=2,
         )
@@ -135,6 +142,7 @@ def load(name: str) -> Instance | None:
         topology=stored["topology"],
         root_key=stored["root_key"],
         folder=folder,
+        moved=stored.get("moved", {}),
     )
 
 

@@ -2,14 +2,18 @@
 """Stand-in for nvidia-smi on an emulated host: prints outputs recorded on a DGX Spark (driver 580.142).
 
 Nothing here is measured on this host. It answers the plain call, -L, --version and --query-gpu with
-recorded values; an idle GPU has no compute processes. Anything else fails, so that nobody mistakes it for
-the real tool.
+recorded values; an idle GPU has no compute processes. Commands that set clocks or persistence need root, as on a GPU,
+and are only noted in /run/spark-lab/gpu-commands, which a restart forgets as a GPU does. Anything else fails, so that
+nobody mistakes it for the real tool.
 """
 
+import os
 import sys
 from pathlib import Path
 
 RECORDED = "/usr/share/spark-lab/recorded"
+COMMANDS = Path("/run/spark-lab/gpu-commands")
+SETTING = ("-lgc", "--lock-gpu-clocks", "-rgc", "--reset-gpu-clocks", "-pm", "--persistence-mode")
 
 FIELDS = {
     "index": ("index", "0"),
@@ -65,9 +69,23 @@ def query(fields: list[str], options: list[str]) -> int:
     return 0
 
 
+def note(arguments: list[str]) -> int:
+    if os.geteuid() != 0:
+        print("The current user does not have permission to change this for GPU 0000000F:01:00.0.")
+        print("Terminating early due to previous errors.")
+        return 4
+    COMMANDS.parent.mkdir(exist_ok=True)
+    with COMMANDS.open("a") as file:
+        file.write(" ".join(arguments) + "\n")
+    print("All done.")
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     if not arguments:
         return show("nvidia-smi.txt")
+    if any(argument.split("=")[0] in SETTING for argument in arguments):
+        return note(arguments)
     if arguments in (["-L"], ["--list-gpus"]):
         return show("nvidia-smi-L.txt")
     if arguments == ["--version"]:
