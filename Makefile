@@ -12,7 +12,7 @@ PYTEST := PYTHONNODEBUGRANGES=1 $(VENV)/python -m pytest -q
 STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
 .DEFAULT_GOAL := help
-.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine \
+.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-campaign \
 	test-lab sshd clean-cache
 
 help: ## list these targets
@@ -66,12 +66,22 @@ test-engine: bootstrap ## plans by the real engine, without any node
 	@$(IN_ENV) $(PYTEST) tests/engine
 
 # The tests make their own labs and stacks; a home of their own keeps them away from a stack in use.
+test-lab: LABS = lab and not campaign
 test-lab: bootstrap ## end to end on emulated hosts; minutes, root
 	$(STEP) 'lab tests (emulated hosts, end to end; minutes)'
-	@home=$$(mktemp -d "$${TMPDIR:-/tmp}/spark-vllm-test.XXXXXX") && \
-	trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT TERM && \
-	export SPARK_VLLM_HOME="$$home" && $(PYTHON) toolchain/bootstrap.py && \
-	unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m lab tests/lab
+	@$(RUN_LABS)
+
+test-campaign: LABS = lab and campaign
+test-campaign: bootstrap ## long lab tests: healing, lost nodes; not part of `make test`
+	$(STEP) 'long lab tests (emulated hosts; many minutes)'
+	@$(RUN_LABS)
+
+define RUN_LABS
+home=$$(mktemp -d "$${TMPDIR:-/tmp}/spark-vllm-test.XXXXXX") && \
+trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT TERM && \
+export SPARK_VLLM_HOME="$$home" && $(PYTHON) toolchain/bootstrap.py && \
+unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m '$(LABS)' tests/lab
+endef
 
 sshd: ## an sshd for the tests; unpacked into the cache, not installed
 	@toolchain/sshd.sh > /dev/null

@@ -1,29 +1,31 @@
 """A deployment on a lab of its own, driven from outside as a person does: pulumi, ssh, HTTP.
 
-The stack is `dev` with other addresses; its state, passphrase and lab lie in a folder of the test run.
+The stack is `dev` with other addresses; its state, passphrase and lab lie in a folder of the test run. Stacks that are
+only previewed need neither image nor model: with ``hosts_only`` they get an image id and a made-up folder of weights.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.lab.runs import BackgroundRun
+from tests.lab.runs import Outcome as Outcome
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 UP_TIMEOUT_S = 900
@@ -33,93 +35,23 @@ SNAPSHOT = Path(__file__).with_name("snapshot.sh")
 
 
 @dataclass
-class Outcome:
-    """How a command ended and what it printed."""
-
-    code: int
-    text: str
-    seconds: float
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
-
-    def count(self, what: str) -> int:
-        """The number before a word in the summary of resources, such as ``27 unchanged``."""
-        found = re.findall(rf"^\s*[~+-]*\s*(\d+) {what}\b", self.text, re.MULTILINE)
-        return int(found[-1]) if found else 0
-
-
-class BackgroundRun:
-    """A run of pulumi that can be watched, interrupted and killed."""
-
-    def __init__(self, command: list[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        self.text = ""
-        self._process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def wait_for(self, text: str, timeout_s: float) -> None:
-        """Wait until the run has printed a text."""
-        end = time.monotonic() + timeout_s
-        while text not in self.text:
-            assert self._process.poll() is None, f"ended before it printed {text!r}: {self.text[-3000:]}"
-            assert time.monotonic() < end, f"has not printed {text!r} in {timeout_s} s: {self.text[-3000:]}"
-            time.sleep(0.1)
-
-    def interrupt(self) -> None:
-        """Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
-
-    def wait(self, timeout_s: float) -> int:
-        """Exit status."""
-        code = self._process.wait(timeout_s)
-        self._close()
-        return code
-
-    def kill(self) -> None:
-        """Kill the run and every plugin and program that it has started, at once."""
-        family = [self._process.pid]
-        for pid in family:
-            children = Path(f"/proc/{pid}/task/{pid}/children")
-            family += [int(child) for child in children.read_text().split()] if children.is_file() else []
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait(10)
-        self._close()
-
-    def _close(self) -> None:
-        self._reader.join(30)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self.text += line
-
-
-@dataclass
 class Deployment:
     """One lab and one stack.
 
     Attributes:
         instance: Name of the lab.
         home: Folder of state, passphrase and lab.
+        hosts_only: Whether the lab has no image and no model; nothing can then be served.
+        lab_options: Words for ``lab up``, such as ``--hosts 3``.
+        stack: Name of the stack.
         printed: Everything that pulumi has printed so far.
     """
 
     instance: str
     home: Path
+    hosts_only: bool = False
+    lab_options: tuple[str, ...] = ()
+    stack: str = "dev"
     printed: list[str] = field(default_factory=list)
     _namespaces: dict[str, str] = field(default_factory=dict)
 
@@ -134,7 +66,7 @@ class Deployment:
 
     @property
     def config_file(self) -> Path:
-        return self.home / "Pulumi.dev.yaml"
+        return self.home / f"Pulumi.{self.stack}.yaml"
 
     def lab(self, command: str, *words: str, timeout_s: float = 900) -> Outcome:
         """Run a command of the lab; it must succeed."""
@@ -147,37 +79,63 @@ class Deployment:
     def start(self) -> None:
         """Start the lab and make the stack."""
         self.home.mkdir(parents=True, exist_ok=True)
-        self.lab("up")
+        self.lab("up", *self.lab_options, *(["--hosts-only"] if self.hosts_only else []))
         self.configure({})
-        done = self._run(
-            ["sh", "-c", "python3 toolchain/bootstrap.py && . ./env && python3 toolchain/stack.py dev"],
-            PROJECT,
-            1800,
-        )
+        self.make_stack()
+
+    def make_stack(self) -> None:
+        """Make the stack where it is missing."""
+        text = 'python3 toolchain/bootstrap.py && . ./env && python3 toolchain/stack.py "$0"'
+        done = self._run(["sh", "-c", text, self.stack], PROJECT, 1800)
         assert done.code == 0, done.text
 
     def stop(self) -> None:
         """Stop the lab, whatever state it is in."""
         self._run([sys.executable, "-m", "lab", "down", "--instance", self.instance], PROJECT, 300)
 
-    def configure(self, serving: Mapping[str, Any]) -> None:
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Management address of each host, as the lab's ssh_config has it."""
+        text = (self.folder / "ssh_config").read_text()
+        return dict(re.findall(r"^Host (\S+) (\S+)$", text, re.MULTILINE))
+
+    def configure(self, serving: Mapping[str, Any], *, edit: Callable[[dict[str, Any]], object] | None = None) -> None:
         """Write the stack file: that of stack dev with this lab's addresses, and the given serving settings on top.
 
-        A setting given as None is left out.
+        Args:
+            serving: Serving settings; one given as None is left out.
+            edit: Changes any other setting; it gets all of them, by the names that docs/settings.md has.
         """
-        status = json.loads(self.lab("status", "--json").text)
-        first = next(host["address"] for host in status["hosts"])
-        subnet = first.rsplit(".", 1)[0]
+        subnet = next(iter(self.addresses.values())).rsplit(".", 1)[0]
         text = (PROJECT / "Pulumi.dev.yaml").read_text()
         text = text.replace("10.99.0.", f"{subnet}.").replace("~/.local/share/spark-vllm/lab/dev", str(self.folder))
         stack = yaml.safe_load(text)
-        group = stack["config"]["spark-vllm:groups"]["main"]
+        config = {key.removeprefix("spark-vllm:"): value for key, value in stack["config"].items()}
+        group = config["groups"]["main"]
+        config["ssh"]["boot_wait_s"] = 3  # hosts that are dead here are meant to be
+        for node in config["nodes"]:
+            node["management_address"] = self.addresses[node["name"]]
         for key, value in serving.items():
             if value is None:
                 group["serving"].pop(key, None)
             else:
                 group["serving"][key] = value
+        if self.hosts_only:
+            config["image"] = {"local_id": f"sha256:{'0' * 64}"}
+            group["model"]["source"] = f"controller:{self._weights()}"
+        if edit is not None:
+            edit(config)
+        stack["config"] = {f"spark-vllm:{key}": value for key, value in config.items()}
         self.config_file.write_text(yaml.safe_dump(stack, sort_keys=False))
+
+    def _weights(self) -> Path:
+        """A folder that has the form of weights, for stacks that are only previewed."""
+        folder = self.home / "weights"
+        if not folder.is_dir():
+            folder.mkdir()
+            (folder / "config.json").write_text('{"model_type": "none"}\n')
+            (folder / "model.safetensors").write_bytes(bytes(1000))
+        return folder
 
     def pulumi(
         self,
@@ -200,25 +158,41 @@ class Deployment:
     def status(self, host: str) -> dict[str, Any]:
         """What a host's rank supervisor says of itself."""
         value: dict[str, Any] = json.loads(
-            self.on(host, "cat /home/spark/.spark-vllm/stacks/dev/state/main/status.json")
+            self.on(host, f"cat /home/spark/.spark-vllm/stacks/{self.stack}/state/main/status.json")
         )
         return value
 
-    def up(self, **kwargs: Any) -> Outcome:
-        """``pulumi up`` without a question."""
-        return self.pulumi("up", "-s", "dev", "--yes", "--skip-preview", **kwargs)
+    def inside(self, *words: str, timeout_s: float = 300) -> Outcome:
+        """Run a command inside ``. ./env``."""
+        return self._run(["sh", "-c", '. ./env && exec "$@"', "sh", *words], PROJECT, timeout_s)
+
+    def up(self, *, targets: Iterable[str] = (), **kwargs: Any) -> Outcome:
+        """``pulumi up`` without a question, of the whole stack or of resources whose URNs match a pattern."""
+        chosen = [word for target in targets for word in ("--target", target)]
+        return self.pulumi("up", "-s", self.stack, "--yes", "--skip-preview", *chosen, **kwargs)
 
     def preview(self, *words: str, **kwargs: Any) -> Outcome:
         """``pulumi preview --diff``."""
-        return self.pulumi("preview", "-s", "dev", "--diff", *words, **kwargs)
+        return self.pulumi("preview", "-s", self.stack, "--diff", *words, **kwargs)
 
     def destroy(self, **kwargs: Any) -> Outcome:
         """``pulumi destroy`` without a question."""
-        return self.pulumi("destroy", "-s", "dev", "--yes", "--skip-preview", **kwargs)
+        return self.pulumi("destroy", "-s", self.stack, "--yes", "--skip-preview", **kwargs)
+
+    def refresh(self, **kwargs: Any) -> Outcome:
+        """``pulumi refresh`` without a question."""
+        return self.pulumi("refresh", "-s", self.stack, "--yes", "--skip-preview", **kwargs)
+
+    def exported(self) -> dict[str, Any]:
+        """The state as ``pulumi stack export`` gives it."""
+        done = self._run(["sh", "-c", '. ./env && exec pulumi stack export -s "$0"', self.stack], PROJECT, 60)
+        assert done.code == 0, done.text
+        value: dict[str, Any] = json.loads(done.text)
+        return value
 
     def outputs(self) -> dict[str, Any]:
         """The stack's outputs, secrets in clear, in this process only."""
-        command = ["sh", "-c", ". ./env && exec pulumi stack output -s dev --json --show-secrets"]
+        command = ["sh", "-c", '. ./env && exec pulumi stack output -s "$0" --json --show-secrets', self.stack]
         done = self._run(command, PROJECT, 60)
         assert done.code == 0, done.text
         value: dict[str, Any] = json.loads(done.text)
@@ -234,6 +208,21 @@ class Deployment:
         else:
             command.append("bash -s")
         done = subprocess.run(command, input=data, capture_output=True, text=True, timeout=timeout_s, check=False)
+        assert done.returncode == 0, f"{host}: {shell[:200]}: {done.stderr[-500:]}"
+        return done.stdout
+
+    def console(self, host: str, shell: str, *, timeout_s: float = 60) -> str:
+        """Run shell text as root on a host's console, without SSH; it must succeed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", "shell", "--instance", self.instance, host],
+            cwd=PROJECT,
+            env=self.environment,
+            input=f"set -e\n{shell}\n",
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
         assert done.returncode == 0, f"{host}: {shell[:200]}: {done.stderr[-500:]}"
         return done.stdout
 

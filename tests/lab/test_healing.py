@@ -20,7 +20,7 @@ import pytest
 
 from tests.lab.deployment import Deployment, chat
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
 PATIENCE_S = 400
 HEAD, WORKER = "spark-a", "spark-b"
