@@ -12,7 +12,7 @@ PYTEST := PYTHONNODEBUGRANGES=1 $(VENV)/python -m pytest -q
 STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
 .DEFAULT_GOAL := help
-.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-campaign \
+.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-slow test-campaign \
 	test-lab sshd clean-cache
 
 help: ## list these targets
@@ -43,11 +43,11 @@ format: bootstrap ## format, and mend what lint can
 	@$(VENV)/ruff check --fix --select I .
 	@$(VENV)/ruff format .
 
-test: check test-toolchain test-engine test-lab ## everything
+test: check test-slow test-toolchain test-engine test-lab ## everything but the campaigns
 
 test-unit: bootstrap ## parsers, plans, settings
 	$(STEP) 'unit tests'
-	@$(IN_ENV) $(PYTEST) tests/unit tests/simulation
+	@$(IN_ENV) $(PYTEST) -m 'not slow' tests/unit tests/simulation
 
 test-program: bootstrap ## the program under a mocked engine
 	$(STEP) 'program tests (mocked engine)'
@@ -55,7 +55,11 @@ test-program: bootstrap ## the program under a mocked engine
 
 test-providers: bootstrap ## our providers over gRPC
 	$(STEP) 'provider tests (gRPC)'
-	@test ! -d tests/providers || { $(IN_ENV) $(PYTEST) tests/providers; }
+	@test ! -d tests/providers || { $(IN_ENV) $(PYTEST) -m 'not slow' tests/providers; }
+
+test-slow: bootstrap ## those of the unit and provider tests that take minutes
+	$(STEP) 'slow unit and provider tests'
+	@$(IN_ENV) $(PYTEST) -m slow tests/unit tests/providers
 
 test-toolchain: bootstrap sshd ## bootstrap, launcher, plugins; needs an sshd
 	$(STEP) 'toolchain tests (plugins, launcher)'

@@ -114,7 +114,7 @@ def _preflight(run: Run, stack: str) -> Settings:
         return run.settings
     if not pulumi.runtime.is_dry_run():
         run.wait_for_boot(pulumi.log.info)
-    preflight = look_at_nodes(run.settings, stack, run.open_node)
+    preflight = look_at_nodes(run.settings, stack, run.open_node, sudo_password=run.has_sudo_password)
     for line in preflight.discovered:
         pulumi.log.info(line)
     for note in preflight.notes:

@@ -48,6 +48,11 @@ class Run:
         value = self._raw.get(key)
         return str(value) if value else None
 
+    @property
+    def has_sudo_password(self) -> bool:
+        """Whether the settings have a password for sudo; it may still be a wrong one."""
+        return self.secret("sudo_password") is not None or self.settings.ssh.sudo_password_file is not None
+
     def wait_for_boot(self, say: Callable[[str], None]) -> None:
         """From now on wait for a host that does not answer, since it may be booting; for what runs in ``up`` only.
 

@@ -63,7 +63,10 @@ def parse_login(answer: Answer) -> Login | Unread:
 
 
 def parse_sudo(answer: Answer) -> Fact[Literal["free", "asks"]]:
-    """Whether ``sudo -kn true`` works; a wanted password and a refusal look alike, None where there is no sudo."""
+    """Whether ``sudo -kn -l`` works, as it does where any rule of the user needs no password; None without sudo.
+
+    A wanted password and a refusal look alike.
+    """
     if answer.absent:
         return None
     if answer.status == 0:

@@ -60,7 +60,7 @@ if [ "$gpu" = gpu ]; then
 fi
 ask machine 5 uname -a
 ask login 5 id
-ask sudo 5 sudo -kn true
+ask sudo 5 sudo -kn -l
 ask remove-ipc 4 busctl --auto-start=no call org.freedesktop.login1 /org/freedesktop/login1 \
   org.freedesktop.DBus.Properties Get ss org.freedesktop.login1.Manager RemoveIPC
 ask own-name 4 getent hosts "$HOSTNAME"

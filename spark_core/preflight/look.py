@@ -57,10 +57,13 @@ class Preflight:
     notes: tuple[str, ...] = ()
 
 
-def look_at_nodes(settings: Settings, stack: str, open_node: Opener) -> Preflight:
+def look_at_nodes(settings: Settings, stack: str, open_node: Opener, *, sudo_password: bool = True) -> Preflight:
     """Look at all nodes at the same time.
 
     A node that cannot be reached is a finding like any other, so that two dead nodes are told in one run.
+
+    Args:
+        sudo_password: Whether the settings have a password for sudo.
     """
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(4, min(16, len(settings.nodes)))) as pool:
         futures = [pool.submit(_look, settings, stack, node, open_node) for node in settings.nodes]
@@ -82,7 +85,7 @@ def look_at_nodes(settings: Settings, stack: str, open_node: Opener) -> Prefligh
     for node in found.settings.nodes:
         if node.name in seen:
             look = seen[node.name]
-            findings += node_findings(found.settings, stack, node, look.facts)
+            findings += node_findings(found.settings, stack, node, look.facts, sudo_password=sudo_password)
             findings += fabric_findings(found.settings, node, networks[node.name])
             claims = fabric_claims(node.fabric, found.settings.fabric)
             try:

@@ -9,6 +9,7 @@ from spark_core.facts.docker import Docker, docker_problem
 from spark_core.facts.gpu import NoGpu
 from spark_core.findings import Finding
 from spark_core.preflight.in_use import in_use_findings, ports_of
+from spark_core.privilege import root_commands
 from spark_core.settings import NodeSettings, Settings
 
 MINIMUM_FREE_BYTES = 2_000_000_000
@@ -27,8 +28,14 @@ def facts_spec(settings: Settings, stack: str, node: NodeSettings) -> FactsSpec:
     )
 
 
-def node_findings(settings: Settings, stack: str, node: NodeSettings, facts: NodeFacts) -> list[Finding]:
-    """What is wrong with one node; what our own group uses of it is not."""
+def node_findings(
+    settings: Settings, stack: str, node: NodeSettings, facts: NodeFacts, *, sudo_password: bool = True
+) -> list[Finding]:
+    """What is wrong with one node; what our own group uses of it is not.
+
+    Args:
+        sudo_password: Whether the settings have a password for sudo.
+    """
     findings = [
         Finding("fact-unreadable", node.name, unread.line, "what depends on it was not checked")
         for unread in facts.unread
@@ -37,6 +44,7 @@ def node_findings(settings: Settings, stack: str, node: NodeSettings, facts: Nod
     if problem:
         findings.append(problem)
     findings += _host(settings, node, facts)
+    findings += _sudo(settings, stack, node, facts, sudo_password)
     if settings.hardware == "spark":
         findings += _spark(node, facts)
         if isinstance(facts.docker, Docker):
@@ -77,6 +85,26 @@ def _host(settings: Settings, node: NodeSettings, facts: NodeFacts) -> list[Find
             )
         )
     return [*findings, *_remove_ipc(settings, node, facts), *_other_clock_units(settings, node, facts)]
+
+
+def _sudo(settings: Settings, stack: str, node: NodeSettings, facts: NodeFacts, password: bool) -> list[Finding]:
+    login, there = known(facts.login), facts.sudo is not None
+    can = facts.sudo == "free" or isinstance(facts.sudo, Unread) or (there and password)
+    if can or login is None or login.uid == 0:
+        return []
+    needs = root_commands(settings, stack, node)
+    if not needs:
+        return []
+    return [
+        Finding(
+            "sudo-refused",
+            f"{node.name} (sudo_password)",
+            f"expected root for {len(needs)} commands of the settings, found "
+            + ("that sudo asks for a password" if there else "no sudo"),
+            "set the secret sudo_password (or sudo_password_file), or allow the commands in sudoers "
+            "(`python -m automation sudoers` prints the lines)",
+        )
+    ]
 
 
 def _remove_ipc(settings: Settings, node: NodeSettings, facts: NodeFacts) -> list[Finding]:

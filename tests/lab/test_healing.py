@@ -130,7 +130,7 @@ def test_a_worker_killed_by_hand_stays_down_and_is_named_until_somebody_starts_i
     assert running.strip() == "false"
     start = time.monotonic()
     group.deployment.on(WORKER, f"docker start {RANK1}")
-    group.healed("started again by hand", before + 1, start)
+    group.healed("started again by hand", before, start)
 
 
 def test_a_host_that_loses_its_power_and_gets_it_back(group: Group) -> None:

@@ -22,6 +22,8 @@ from tests.providers.conftest import Deployment
 from tests.providers.engine import UNKNOWN, Managed, ProviderError
 from tests.providers.quick_fabric_link import QuickFabricLinkProvider as FabricLinkProvider
 
+pytestmark = pytest.mark.slow
+
 JournalProps = Callable[..., dict[str, Any]]
 FABRIC = {"spark-a": "127.0.0.21", "spark-b": "127.0.0.22"}
 """Addresses on which the fake nodes really reach each other."""

@@ -17,6 +17,8 @@ from tests.providers.conftest import Deployment
 from tests.providers.engine import UNKNOWN, ProviderError
 from tests.unit.proof.conftest import DOCKER, FAKES, put_bundle
 
+pytestmark = pytest.mark.slow
+
 NODES = ("spark-a", "spark-b")
 IMAGE = "sha256:" + "a" * 64
 OURS = "/spark-vllm-dev-main-rank0|dev||null|[]|runc"

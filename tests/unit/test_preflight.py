@@ -575,3 +575,24 @@ def test_reaching_a_node_is_reaching_its_docker(said: str, what: str | None) -> 
         assert errors == []
     else:
         assert [(error.where, what in error.what) for error in errors] == [("spark-a, docker", True)]
+
+
+@pytest.mark.parametrize(
+    ("sudo", "password", "managed", "told_at"),
+    [
+        ("asks", False, True, "that sudo asks for a password"),
+        (None, True, True, "no sudo"),
+        ("asks", True, True, None),
+        ("free", False, True, None),
+        ("asks", False, False, None),
+    ],
+    ids=["asks", "no sudo", "a password", "free", "root is not needed"],
+)
+def test_root_that_cannot_be_had_is_told_where_settings_need_it(
+    sudo: Any, password: bool, managed: bool, told_at: str | None
+) -> None:
+    settings = settings_with({"fabric": {"manage": managed}})
+    found = node_findings(settings, "dev", settings.nodes[0], replace(FACTS, sudo=sudo), sudo_password=password)
+    refused = [finding for finding in found if finding.code == "sudo-refused"]
+    assert [finding.where for finding in refused] == ([] if told_at is None else ["spark-a (sudo_password)"])
+    assert all(finding.what.endswith(f"found {told_at}") for finding in refused)

@@ -28,6 +28,8 @@ from spark_core.settings import FabricInterface, FabricSettings
 from tests.fake_host import FakeHost
 from tests.unit.fabric.networks import settings_with
 
+pytestmark = pytest.mark.slow
+
 SPARK = Path(__file__).resolve().parents[2] / "fixtures" / "spark"
 PORT = FabricInterface(netdev="enp1s0f1np1", address="192.168.200.12/24", hca="rocep1s0f1")
 TWIN = FabricInterface(netdev="enP2p1s0f1np1", address="192.168.201.12/24", hca="roceP2p1s0f1")

@@ -17,6 +17,8 @@ from spark_core.transport.base import Command
 from tests.fake_host import FakeHost
 from tests.unit.fabric.conftest import Clock
 
+pytestmark = pytest.mark.slow
+
 PORT = FabricInterface(netdev="enp1s0f1np1", address="192.168.200.12/24")
 MANAGED = FabricSettings(manage=True)
 OURS = MANAGED.netplan_file

@@ -33,7 +33,7 @@ CONTAINER = json.dumps(
 PROGRAMS = {
     "uname": 'echo "Linux spark-a 6.17.0-1014-nvidia #14-Ubuntu SMP aarch64 aarch64 aarch64 GNU/Linux"',
     "id": 'case $1 in -un) echo user ;; *) echo "uid=1000(user) gid=1000(user) groups=1000(user),988(docker)" ;; esac',
-    "sudo": '[ "$*" = "-kn true" ]',
+    "sudo": '[ "$*" = "-kn -l" ]',
     "busctl": "echo 'v b true'",
     "getent": "echo '127.0.1.1 spark-a'",
     "ss": 'echo "LISTEN 0 1 *:30000 *:* users:((\\"python\\",pid=$PPID,fd=3))"',

@@ -14,6 +14,8 @@ import pytest
 
 from tests.unit.runtime.runtime_group import ADDRESSES, KEY, Group, eventually, scenario
 
+pytestmark = pytest.mark.slow
+
 
 @scenario
 def test_a_group_starts_in_order_serves_and_stops_in_order(group: Group) -> None:

@@ -22,6 +22,8 @@ from tests.scripted_transport import ScriptedTransport
 from tests.unit.transfer.conftest import BIG, BIG_BYTES, Site, contents
 from tests.unit.transfer.live_node import LiveNode
 
+pytestmark = pytest.mark.slow
+
 NAMES = st.sampled_from(["config.json", "model.safetensors", "a/b/tokenizer.json", "with blank.txt"])
 FOLDERS = st.dictionaries(NAMES, st.binary(max_size=40), max_size=4)
 

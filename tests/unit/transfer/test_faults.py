@@ -22,6 +22,8 @@ from spark_core.transport.base import Command
 from tests.unit.transfer.conftest import BIG, BIG_BYTES, SMALL, Site, is_root
 from tests.unit.transfer.live_node import Cable
 
+pytestmark = pytest.mark.slow
+
 SOME = 2 << 20
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from spark_core.transfer.look import node_program
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "0123456789abcdef" * 4
 CONTENT = b"weights" * 1000
 

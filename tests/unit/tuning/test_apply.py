@@ -15,6 +15,8 @@ from spark_core.tuning import ManagedFile, Place, Tuning, apply_tuning, observe_
 from spark_core.tuning.items import ITEMS
 from tests.tuned_host import RepeatingNode, TunedHost
 
+pytestmark = pytest.mark.slow
+
 ALL = {
     "sysctls_at_boot": "net.core.rmem_max = 67108864",
     "gpu_clock_cap_mhz": "2150",
