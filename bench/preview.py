@@ -158,6 +158,7 @@ class Bench:
             "image_id": json.loads((self.lab / "image.json").read_text())["image_id"],
             "mtu_bytes": 9000,
             "netplan": netplan,
+            "sysctl_file": self._text(host, "cat /etc/sysctl.d/60-spark-vllm-dev.conf"),
             "peers": [f"{part}.{number(peer)}" for peer in hosts if peer != host for part in _PARTS.values()],
             "sysctls": {"net.ipv4.tcp_keepalive_time": "120"},
             "root": "/home/spark/.spark-vllm",

@@ -98,7 +98,7 @@ def _refuse_abandoned(settings: Settings) -> None:
         raise SparkError(
             f"expected no abandoned node among the nodes, found {', '.join(used)}",
             where="abandoned_nodes",
-            do="take it out of nodes and of groups, then run up again; destroy works as it is",
+            do="take it out of nodes and of groups, then run again",
         )
     if settings.abandoned_nodes:
         pulumi.log.warn(

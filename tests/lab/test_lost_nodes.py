@@ -24,7 +24,7 @@ from tests.lab.deployment import FABRIC, Deployment, chat
 from tests.lab.healthy import TWIN
 from tests.lab.runs import Outcome
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
 GROUP = ("spark-a", "spark-b")
 IDLE = "spark-c"
@@ -206,6 +206,7 @@ def test_up_goes_on_without_a_dead_node_only_when_told_and_says_what_is_left_beh
     assert_unchanged(serving.up())
 
 
+@pytest.mark.xfail(reason="destroy takes its settings from the last up: docs/how-to/lost-nodes.md", strict=True)
 def test_destroy_goes_on_without_a_dead_node_only_when_told_and_puts_the_others_back(serving: Deployment) -> None:
     serving.lab("power-cut", "spark-b")
     refused = serving.destroy(timeout_s=120)
