@@ -17,6 +17,7 @@ from spark_core.fabric.foreign import foreign_configuration
 from spark_core.fabric.rollback import NetplanFile, change_netplan, end_earlier_change, observe_parameters
 from spark_core.journal import (
     JournalEntry,
+    Journals,
     Key,
     StackFolder,
     amend,
@@ -27,7 +28,6 @@ from spark_core.journal import (
     undo,
 )
 from spark_core.journal.file_state import observe_files_of_root
-from spark_core.journal.ownership import Journals
 from spark_core.settings import FabricInterface, FabricSettings
 from spark_core.transport.base import Transport, run_checked, script
 

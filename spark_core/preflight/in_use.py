@@ -12,11 +12,10 @@ from spark_core.facts import NodeFacts, known
 from spark_core.facts.containers import Container
 from spark_core.facts.listeners import Listener
 from spark_core.findings import Finding
-from spark_core.fit import DEFAULT_UTILIZATION
+from spark_core.fit import DEFAULT_UTILIZATION, GIB
 from spark_core.group import container_name
 from spark_core.settings import NodeSettings, Settings
 
-_GIB = 1 << 30
 _PORTS = ("port", "ray_port", "status_port")
 _DAEMON = "docker.service"
 """Holds the ports that containers publish."""
@@ -144,7 +143,7 @@ def _gpu_memory(
     for process in known(facts.gpu_processes) or ():
         if process.container in told:
             continue
-        size = "" if process.memory_bytes is None else f", {process.memory_bytes / _GIB:.1f} GiB"
+        size = "" if process.memory_bytes is None else f", {process.memory_bytes / GIB:.1f} GiB"
         container = names.get(process.container or "")
         inside = f", container {container.name} ({container.image})" if container else ""
         held.append(f"{process.name} (pid {process.pid}{size}{inside})")
@@ -173,8 +172,8 @@ def _memory(settings: Settings, node: NodeSettings, facts: NodeFacts) -> list[Fi
         Finding(
             "memory-available",
             f"{node.name} (serving.gpu_memory_utilization)",
-            f"expected {max(shares) * memory.total_bytes / _GIB:.1f} GiB of available memory "
-            f"({max(shares):g} of {memory.total_bytes / _GIB:.1f} GiB), found {memory.available_bytes / _GIB:.1f} GiB",
+            f"expected {max(shares) * memory.total_bytes / GIB:.1f} GiB of available memory "
+            f"({max(shares):g} of {memory.total_bytes / GIB:.1f} GiB), found {memory.available_bytes / GIB:.1f} GiB",
             "stop what uses it, or lower the share; memory that no process holds comes back with a reboot",
         )
     ]

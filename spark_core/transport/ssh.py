@@ -331,7 +331,7 @@ def _has_no_room(result: Result, said: str) -> bool:
     return result.status == SSH_FAILED and any(sign in said for sign in _NO_ROOM)
 
 
-def write_file(path: str, content: bytes, *, mode: str = "0600", sudo: bool = False) -> Command:
+def write_file(path: str, content: bytes, *, mode: str = "0600") -> Command:
     """A command that replaces a file by one rename, so that no reader ever sees half of it.
 
     Args:
@@ -347,7 +347,6 @@ def write_file(path: str, content: bytes, *, mode: str = "0600", sudo: bool = Fa
         path,
         mode,
         str(len(content)),
-        sudo=sudo,
         stdin=content,
         timeout_s=60,
     )

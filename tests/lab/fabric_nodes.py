@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +15,8 @@ from spark_core.transport.base import script
 from spark_core.transport.connection import ConnectionSpec, resolve
 from spark_core.transport.ssh import SshTransport
 from tests.lab.deployment import SNAPSHOT
+from tests.lab.runs import run_lab
 
-PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = StackFolder("/home/spark/.spark-vllm", "dev")
 
 
@@ -48,20 +45,6 @@ class FabricNodes:
     def picture(self, node: str) -> str:
         """What the host is, apart from what changes by itself."""
         return self.as_root(node, SNAPSHOT.read_text())
-
-
-def run_lab(instance: str, *arguments: str) -> None:
-    command, *rest = arguments
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", command, "--instance", instance, *rest],
-        cwd=PROJECT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def fabric_nodes(instance: str, hosts: list[str], *options: str) -> Iterator[FabricNodes]:

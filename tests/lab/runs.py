@@ -7,11 +7,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -88,3 +91,18 @@ class BackgroundRun:
     def _read(self) -> None:
         for line in self._process.stdout or ():
             self.text += line
+
+
+def run_lab(instance: str, *arguments: str) -> None:
+    """Run a command of a lab as a person would; it must succeed."""
+    command, *rest = arguments
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", command, "--instance", instance, *rest],
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from spark_core.transport.first_contact import refused_first_contact
 from spark_core.transport.keys import fingerprint
 from spark_core.transport.ssh import SshTransport
 from tests.config_cases import load_base
+from tests.lab.runs import run_lab
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 INSTANCE = "t-ssh"
@@ -44,19 +46,8 @@ TABLE = "inet spark_vllm_test"
 pytestmark = pytest.mark.lab
 
 
-def lab(*arguments: str) -> None:
-    """Run a command of the lab as a person would."""
-    name, *rest = arguments
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", name, "--instance", INSTANCE, *rest],
-        cwd=PROJECT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+lab = partial(run_lab, INSTANCE)
+"""Run a command of the lab as a person would."""
 
 
 def folder() -> Path:

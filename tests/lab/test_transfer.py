@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,10 @@ from spark_core.transfer.session import Outcome
 from spark_core.transport.connection import ConnectionSpec, resolve
 from spark_core.transport.ssh import SshTransport
 from spark_core.weights import local_manifest
+from tests.lab.runs import run_lab
 
 pytestmark = pytest.mark.lab
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
 INSTANCE = "t-transfer"
 HOSTS = ("spark-a", "spark-b", "spark-c")
 FABRIC = "enp1s0f1np1"
@@ -38,17 +39,8 @@ ROOT = "/home/spark/transfer"
 MODEL_BYTES = 240 << 20
 
 
-def lab(command: str, *words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", command, "--instance", INSTANCE, *words],
-        cwd=PROJECT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+lab = partial(run_lab, INSTANCE)
+"""Run a command of the lab as a person would."""
 
 
 @dataclass

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from spark_core.transport.connection import ConnectionSpec, resolve
 from spark_core.transport.ssh import SshTransport
 from spark_core.tuning import Place, Tuning, apply_tuning, observe_tuning, place_of, tuning_of, values_of
 from tests.config_cases import apply_change, load_base
+from tests.lab.runs import run_lab
 
-PROJECT = Path(__file__).resolve().parents[2]
 SNAPSHOT = Path(__file__).with_name("snapshot.sh").read_text()
 INSTANCE = "t-tuning"
 USER = "spark"
@@ -53,19 +52,8 @@ DECLARED: dict[str, Any] = {
 pytestmark = pytest.mark.lab
 
 
-def lab(*arguments: str) -> None:
-    """Run a command of the lab as a person would."""
-    name, *rest = arguments
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", name, "--instance", INSTANCE, *rest],
-        cwd=PROJECT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+lab = partial(run_lab, INSTANCE)
+"""Run a command of the lab as a person would."""
 
 
 def as_root(name: str, shell: str, *words: str) -> str:
