@@ -41,10 +41,11 @@ _SHAPED = "800mbit"
 _LIMIT_S = 900
 
 _OURS = """
-import json, resource, sys, time
+import json, sys, time
 from spark_core.transfer import distribution
 from spark_core.transfer.chain import carry
 from spark_core.transfer.look import Place, contents_of, look_at
+from spark_core.transfer.node_mover import peak_bytes
 from spark_core.transport.connection import ConnectionSpec, resolve
 from spark_core.transport.ssh import SshTransport
 
@@ -73,7 +74,7 @@ print(json.dumps({
     "seconds": seconds,
     "looks": looks,
     "memory": {node: outcome.memory for node, outcome in outcomes.items()}
-    | {"controller": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
+    | {"controller": peak_bytes()},
     "sent": {node: outcome.sent for node, outcome in outcomes.items()},
     "bytes": wanted.total_bytes,
 }))

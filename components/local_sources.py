@@ -26,6 +26,12 @@ class LocalSources:
     revisions: dict[str, str]
 
 
+def sources_not_read(settings: Settings) -> LocalSources:
+    """What stands for the sources where nothing will be made of them."""
+    named = {name: NOT_YET_KNOWN for name, group in settings.groups.items() if group.model.kind == "controller"}
+    return LocalSources(settings.image.local_id or "", named)
+
+
 def look_at_sources(settings: Settings) -> LocalSources:
     """Read the sources on the controller; all faults are told together.
 

@@ -17,7 +17,7 @@ from typing import Any
 import pulumi
 from pulumi.runtime.config import CONFIG
 
-from components.local_sources import LocalSources, look_at_sources
+from components.local_sources import LocalSources, look_at_sources, sources_not_read
 from providers.connections import Run, raw_configuration, run_of
 from spark_core.containers import make_way
 from spark_core.errors import SparkError
@@ -25,6 +25,13 @@ from spark_core.preflight import look_at_nodes
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
 from spark_core.transport.connection import Connection, resolve
+
+DESTROY_VARIABLE = "SPARK_VLLM_DESTROY"
+"""Environment variable that tells the program of a destroy, which Pulumi does not; the launcher sets it.
+
+The program is then run for the sake of its settings alone: no node is looked at, since nothing that a node lacks keeps
+anything from being taken away, and nodes that are given up may still be among the nodes.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,12 @@ class Stack:
     settings: Settings
     sources: LocalSources
     run: Run
+    looked: bool
 
     def connection(self, node: NodeSettings) -> Connection:
-        """How a node is reached; with ``preflight: off`` a node without a pinned key can be rendered."""
+        """How a node is reached; where no node was looked at, one without a pinned key can be rendered."""
         try:
-            return resolve(self.settings.connection_of(node), render_only=self.settings.preflight == "off")
+            return resolve(self.settings.connection_of(node), render_only=not self.looked)
         except SparkError as error:
             raise pulumi.RunError(error.render()) from None
 
@@ -81,6 +89,8 @@ def open_stack() -> Stack:
         run = run_of(raw)
         for note in launcher_variable_notes(os.environ):
             pulumi.log.warn(note)
+        if os.environ.get(DESTROY_VARIABLE):
+            return Stack(name, run.settings, sources_not_read(run.settings), run, looked=False)
         _refuse_abandoned(run.settings)
         sources = look_at_sources(run.settings)
         settings = _preflight(run, name)
@@ -88,7 +98,7 @@ def open_stack() -> Stack:
         raise pulumi.RunError(error.render()) from None
     if pulumi.runtime.is_dry_run():
         _tell_privileges(settings, name)
-    return Stack(name, settings, sources, run)
+    return Stack(name, settings, sources, run, looked=settings.preflight != "off")
 
 
 def _refuse_abandoned(settings: Settings) -> None:

@@ -11,6 +11,8 @@ The settings, each only if the person gave no value of their own:
   daemons of these nodes, which are gone, before anything of them could be forgotten.
 - destroy neither refreshes nor runs the program. `options: refresh: always` in Pulumi.yaml holds for destroy too, which
   would then ask every node and every Docker daemon first and could never remove what a dead node leaves behind.
+- destroy does run the program where the stack file gives nodes up: without it the providers get the settings of the
+  last up. `SPARK_VLLM_DESTROY` then tells the program to look at no node (components/stack.py).
 
 It replaces itself with the real program, so process ids, signals and exit codes are the real ones.
 """
@@ -132,13 +134,16 @@ def settings_for(words: Sequence[str], environ: Mapping[str, str], cwd: Path) ->
     added: dict[str, str] = {}
     if call.command in DESTROYS and not call.flags & {"-r", "--refresh"} and "PULUMI_OPTION_REFRESH" not in environ:
         added["PULUMI_OPTION_REFRESH"] = "false"
-    if call.command in DESTROYS and "--run-program" not in call.flags:
-        # ./env has the program run first everywhere else; here its preflight would refuse to take away what a pulled
-        # cable or a full disk has broken.
-        added["PULUMI_OPTION_RUN_PROGRAM"] = "false"
     if call.command not in READS_STACK_FILE:
         return added
     stack_file = file_of_stack(call, environ, cwd)
+    if call.command in DESTROYS:
+        added["SPARK_VLLM_DESTROY"] = "true"
+        if "--run-program" not in call.flags:
+            # ./env has the program run first everywhere else. What destroy needs is in the state, and a stack file that
+            # is broken by now must not keep anything from being taken away.
+            gives_up = stack_file is not None and gives_nodes_up(stack_file)
+            added["PULUMI_OPTION_RUN_PROGRAM"] = "true" if gives_up else "false"
     refreshes = not call.flags & {"-r", "--refresh"} and "PULUMI_OPTION_REFRESH" not in environ
     if call.command in CONVERGES and refreshes and stack_file is not None and gives_nodes_up(stack_file):
         added["PULUMI_OPTION_REFRESH"] = "false"

@@ -206,7 +206,6 @@ def test_up_goes_on_without_a_dead_node_only_when_told_and_says_what_is_left_beh
     assert_unchanged(serving.up())
 
 
-@pytest.mark.xfail(reason="destroy takes its settings from the last up: docs/how-to/lost-nodes.md", strict=True)
 def test_destroy_goes_on_without_a_dead_node_only_when_told_and_puts_the_others_back(serving: Deployment) -> None:
     serving.lab("power-cut", "spark-b")
     refused = serving.destroy(timeout_s=120)

@@ -319,6 +319,23 @@ def test_a_run_that_gives_nodes_up_does_not_ask_them(
     assert settings_for([command, "-s", "dev"], own, project) == {"PULUMI_OPTION_REFRESH": "false"}
 
 
+@pytest.mark.parametrize("command", sorted(launcher.DESTROYS))
+def test_a_destroy_reads_the_stack_file_only_where_that_gives_nodes_up(
+    command: str, environ: dict[str, str], project: Path
+) -> None:
+    words = [command, "-s", "dev"]
+    assert settings_for(words, environ, project)["PULUMI_OPTION_RUN_PROGRAM"] == "false"
+    (project / "Pulumi.dev.yaml").write_text(TEXT + "  spark-vllm:abandoned_nodes: [spark-b]\n")
+    assert settings_for(words, environ, project)["PULUMI_OPTION_RUN_PROGRAM"] == "true"
+    assert "PULUMI_OPTION_RUN_PROGRAM" not in settings_for([*words, "--run-program=false"], environ, project)
+
+
+@pytest.mark.parametrize("command", ["up", "preview", "refresh"])
+def test_only_the_program_of_a_destroy_is_told_of_it(command: str, environ: dict[str, str], project: Path) -> None:
+    assert "SPARK_VLLM_DESTROY" not in settings_for([command, "-s", "dev"], environ, project)
+    assert settings_for(["destroy", "-s", "dev", "--run-program"], environ, project)["SPARK_VLLM_DESTROY"] == "true"
+
+
 @pytest.mark.parametrize("listed", ["", "[]", "[]  # none any more", " # spark-b is back"])
 def test_a_run_that_gives_no_node_up_refreshes(listed: str, environ: dict[str, str], project: Path) -> None:
     (project / "Pulumi.dev.yaml").write_text(TEXT + f"  spark-vllm:abandoned_nodes: {listed}\n  a:b: c\n")
