@@ -17,6 +17,8 @@ STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@printf '  make stack-COMMAND STACK=NAME [ARGS=...]\n'
+	@printf '                       operate a stack: %s\n' '$(STACK_COMMANDS)'
 
 up: ## set up, start the lab, deploy stack dev, show its answer
 	@exec $(PYTHON) toolchain/up.py
@@ -86,6 +88,12 @@ trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT TERM && \
 export SPARK_VLLM_HOME="$$home" && $(PYTHON) toolchain/bootstrap.py && \
 unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m '$(LABS)' tests/lab
 endef
+
+# Operating a stack, such as `make stack-drift STACK=spark ARGS=--json`; docs/automation.md has every command.
+STACK_COMMANDS := preview up refresh destroy drift history
+.PHONY: $(addprefix stack-,$(STACK_COMMANDS))
+$(addprefix stack-,$(STACK_COMMANDS)): stack-%:
+	@$(IN_ENV) exec python -m automation $* $(if $(STACK),--stack $(STACK)) $(ARGS)
 
 sshd: ## an sshd for the tests; unpacked into the cache, not installed
 	@toolchain/sshd.sh > /dev/null

@@ -1,34 +1,61 @@
-"""``python -m automation COMMAND``: each command is a module of this package."""
+"""``python -m automation COMMAND``: everything around ``pulumi up`` from day two on. Each command is a module."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from automation import adopt, pin_hosts, sudoers
+# gRPC would tell of every process that is started beside it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from automation import adopt, drift, history, pin_hosts, runs, sudoers
+from automation.exit_codes import CommandEnd, Exit
+from automation.redaction import redacted
+from automation.reports import failure
 from spark_core.errors import SparkError
 
-COMMANDS = (pin_hosts, sudoers, adopt)
+COMMANDS = (runs, drift, history, pin_hosts, sudoers, adopt)
+"""Each adds its parsers, and sets ``run``: called with the options, it returns the exit status. One that sets
+``refused`` exits with that where what was asked cannot be done; it is 2 otherwise."""
 REFUSED = 2
-"""Exit status when a command cannot be done as asked; argparse ends with it too."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors do not look like a drift (2)."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(Exit.USAGE, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line; the reference page is made from it."""
+    parser = Parser(prog="python -m automation", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    for module in COMMANDS:
+        module.add_command(commands)
+    return parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m automation", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add_command(commands)
-    options = parser.parse_args(words)
+    given = list(sys.argv[1:] if words is None else words)
+    options = build_parser().parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
     except SparkError as error:
-        print(error.render(), file=sys.stderr)
-        return REFUSED
+        if getattr(options, "json", False) and hasattr(options, "refused"):
+            print(failure(given[0], getattr(options, "stack", None) or "", error).model_dump_json(indent=2))
+        print(redacted(error.render()), file=sys.stderr)
+        code = getattr(options, "refused", REFUSED)
+        return int(error.code if isinstance(error, CommandEnd) else code)
     except KeyboardInterrupt:
-        return 130
+        print("interrupted", file=sys.stderr)
+        return Exit.INTERRUPTED
 
 
 if __name__ == "__main__":

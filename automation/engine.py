@@ -53,6 +53,18 @@ def pulumi_json(*words: str) -> dict[str, Any]:
     return value
 
 
+def pulumi_list(*words: str) -> list[dict[str, Any]]:
+    """The same, for a command whose output is a JSON list of objects."""
+    text = pulumi(*words)
+    try:
+        value = json.loads(text[text.index("[") :])
+    except ValueError:
+        value = None
+    if not isinstance(value, list):
+        raise CommandError(f"expected a JSON list from `pulumi {words[0]}`, found: {text[:80]!r}")
+    return value
+
+
 def _diagnostics(text: str) -> str:
     """What the engine says inside its JSON."""
     try:

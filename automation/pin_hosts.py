@@ -25,9 +25,10 @@ PINNED, SILENT, DIFFERS, DECLINED = 0, 1, 3, 4
 _EPILOG = f"""exit status:
   {PINNED}  every node is pinned to the key that it shows
   {SILENT}  a node did not show a key
-  2  the stack's file cannot be used, or the command line is wrong
+  2  the stack's file cannot be used
   {DIFFERS}  a node shows another key than the pinned one, and --replace does not name it
   {DECLINED}  pins are missing, and writing them was not agreed to
+  64 the command line is wrong
 Keys of other nodes are written all the same. Of several, the first of 3, 1 and 4 is given.
 """
 

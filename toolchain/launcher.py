@@ -14,6 +14,8 @@ The settings, each only if the person gave no value of their own:
 - destroy does run the program where the stack file gives nodes up: without it the providers get the settings of the
   last up. `SPARK_VLLM_DESTROY` then tells the program to look at no node (components/stack.py).
 
+- an engine that `python -m automation` started is interrupted when that dies (SPARK_VLLM_INTERRUPT_WITH).
+
 It replaces itself with the real program, so process ids, signals and exit codes are the real ones.
 """
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +33,7 @@ from typing import NamedTuple
 READS_STACK_FILE = frozenset({"up", "update", "preview", "pre", "refresh", "destroy", "down", "dn", "import"})
 CONVERGES = frozenset({"up", "update", "preview", "pre"})
 DESTROYS = frozenset({"destroy", "down", "dn"})
+PR_SET_PDEATHSIG = 1
 # Flags whose value is the next word; without this list that word would be taken for the command.
 TAKES_VALUE = frozenset({"-C", "--cwd", "-s", "--stack", "--color", "--profiling", "--tracing", "-v", "--verbose"})
 
@@ -185,6 +189,21 @@ def real_pulumi(environ: Mapping[str, str], own_folder: Path) -> str | None:
     return None
 
 
+def end_with_parent(parent: str) -> None:
+    """Have the kernel interrupt this process, and the engine that it becomes, when the process that asked for it dies.
+
+    Args:
+        parent: Process id of the one that asked; nothing is done for any other, or where the kernel is not Linux.
+    """
+    if sys.platform != "linux" or not parent.isdecimal():
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGINT))
+    if os.getppid() != int(parent):  # it died before the kernel was asked
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def main() -> int:
     """Become the real pulumi."""
     engine = real_pulumi(os.environ, Path(__file__).resolve().parent / "bin")
@@ -200,6 +219,7 @@ def main() -> int:
             file=sys.stderr,
         )
         added = {}
+    end_with_parent(os.environ.get("SPARK_VLLM_INTERRUPT_WITH", ""))
     sys.stdout.flush()
     # The arguments are the person's own, and no shell reads them.
     os.execve(engine, [engine, *words], {**os.environ, **added})  # noqa: S606

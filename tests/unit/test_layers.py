@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "spark_runtime": {"spark_runtime"},
     "providers": {"providers", "spark_core", "pulumi"},
     "components": {"components", "providers", "spark_core", "pulumi", "pulumi_command", "pulumi_docker"},
-    "automation": {"automation", "providers", "spark_core", "pulumi", "yaml"},
+    "automation": {"automation", "providers", "spark_core", "pulumi", "pydantic", "yaml"},
 }
 INSIDE_THE_IMAGE = {"ray", "vllm", "torch", "uvicorn", "starlette", "fastapi"}
 """What the rank supervisor may import when it is there, since the serving image has it."""

@@ -1,0 +1,118 @@
+"""What ``--json`` prints. The JSON schemas in docs/schemas/ are made from these models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from automation.exit_codes import CommandEnd, Exit
+from spark_core.errors import SparkError
+
+
+class Document(BaseModel):
+    """A part of a report; nothing undeclared gets into one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorText(Document):
+    """Why a command did not do what was asked."""
+
+    what: str = Field(description="expected and found, in one line")
+    where: str = Field("", description="the node, and the setting if there is one")
+    do: str = Field("", description="what to do")
+    evidence: list[str] = Field(default_factory=list, description="lines that prove it")
+
+
+class Report(Document):
+    """What every report has."""
+
+    command: str
+    stack: str
+    exit_code: int = Field(description="the exit status of the command; docs/automation.md has their meanings")
+
+
+class FailureReport(Report):
+    """Printed instead of a command's own report where it ended before it had one."""
+
+    error: ErrorText
+
+
+class ChangeReport(Document):
+    """A resource that was changed, or would be."""
+
+    name: str
+    type: str
+    action: Literal["create", "update", "replace", "delete"]
+    properties: list[str] = Field(default_factory=list, description="what differs, as far as the engine says")
+    restarts: bool = Field(description="whether serving ends with it")
+
+
+class FindingReport(Document):
+    """A finding of the preflight, or another warning or error."""
+
+    severity: Literal["fail", "warn", "unknown", "ignore"]
+    code: str = Field("", description="its kind, as docs/findings.md has it; empty for what is no finding")
+    text: str
+
+
+class RunReport(Report):
+    """A run of the engine: preview, up, refresh, destroy, drift, rollback."""
+
+    result: Literal["succeeded", "failed", "interrupted", "out of time", "refused"]
+    seconds: float
+    changes: list[ChangeReport]
+    totals: dict[str, int] = Field(description="number of resources for each operation, by the engine's count")
+    findings: list[FindingReport]
+    failed: list[str] = Field(default_factory=list, description="names of the resources whose step failed")
+    restarts: list[str] = Field(default_factory=list, description="names of the containers that start anew")
+    downtime_s: float | None = Field(None, description="expected seconds without serving; null where none was measured")
+    not_applied: list[str] = Field(default_factory=list, description="names of what `--no-restart` left out")
+    rolled_back_to: str | None = Field(None, description="digest of the settings that serve again after a failure")
+    error: ErrorText | None = None
+
+
+class UpdateReport(Document):
+    """One update of a stack's history."""
+
+    kind: str
+    result: str
+    started: str
+    ended: str | None
+    message: str
+    changes: dict[str, int]
+    version: int | None
+
+
+class HistoryReport(Report):
+    """The history of a stack, newest first."""
+
+    updates: list[UpdateReport]
+
+
+class StackEntry(Document):
+    """One stack of the backend."""
+
+    name: str
+    current: bool
+    resources: int | None
+    updated: str | None
+    in_progress: bool
+
+
+class StacksReport(Report):
+    """The stacks of the backend."""
+
+    stacks: list[StackEntry]
+
+
+def error_text(error: SparkError) -> ErrorText:
+    """An error as a report has it."""
+    return ErrorText(what=error.what, where=error.where, do=error.do, evidence=list(error.evidence))
+
+
+def failure(command: str, stack: str, error: SparkError) -> FailureReport:
+    """The report of a command that ended early."""
+    code = error.code if isinstance(error, CommandEnd) else Exit.FAILED
+    return FailureReport(command=command, stack=stack, exit_code=code, error=error_text(error))

@@ -1,0 +1,29 @@
+"""The published JSON schemas of what ``--json`` prints, one for each command; docs/schemas/ is made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from automation.reports import FailureReport, HistoryReport, Report, RunReport, StacksReport
+
+REPORTS: Mapping[str, type[Report]] = {
+    "preview": RunReport,
+    "up": RunReport,
+    "refresh": RunReport,
+    "destroy": RunReport,
+    "drift": RunReport,
+    "history": HistoryReport,
+    "stacks": StacksReport,
+}
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """The schema of a command's output: its report, or why there is none."""
+    either: Any = REPORTS[command] | FailureReport
+    schema = TypeAdapter(either).json_schema(mode="serialization")
+    title = f"`python -m automation {command} --json`"
+    return {"$schema": GenerateJsonSchema.schema_dialect, "title": title, **schema}
