@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,44 @@ from tests.lab.deployment import (
     chat,
     copy_checkout,
 )
+from tests.lab.watching import launcher
 
 pytestmark = pytest.mark.lab
 
 HOSTS = ("spark-a", "spark-b")
 COMPILERS = ("/usr/bin/g++", "/usr/bin/c++", "/usr/bin/gcc", "/usr/bin/cc")
 CLEAR_LINE_S = 30
+ASK_LAUNCHER = """
+import time, urllib.request
+for _ in range(20):
+    try:
+        print(urllib.request.urlopen("http://127.0.0.1:8000/", timeout=5).read().decode())
+        break
+    except OSError:
+        time.sleep(1)
+"""
+WITHOUT_PINNED_ADDRESS = """
+import http.client, json, socket
+class Docker(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect("/var/run/docker.sock")
+def ask(method, path, body=None):
+    docker = Docker("localhost", timeout=100)
+    docker.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+    answer = docker.getresponse()
+    text = answer.read().decode()
+    assert answer.status < 300, (path, answer.status, text)
+    return json.loads(text) if text else None
+name = "spark-vllm-dev-main-rank0"
+found = ask("GET", f"/containers/{name}/json")
+ask("DELETE", f"/containers/{name}?force=true")
+config = found["Config"]
+config["Env"] = [value for value in config["Env"] if not value.startswith("VLLM_HOST_IP=")]
+ask("POST", f"/containers/create?name={name}", config | {"HostConfig": found["HostConfig"]})
+ask("POST", f"/containers/{name}/start")
+"""
+"""Runs on a host: makes the head's container anew, as it was but for the address by which vLLM is to call its node."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +81,10 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 @pytest.fixture(scope="module", autouse=True)
 def pristine(deployment: Deployment) -> dict[str, dict[str, list[str]]]:
-    """What the hosts are before anything was deployed on them."""
+    """What the hosts are before anything was deployed on them; on one, another launcher served until just now."""
+    deployment.on("spark-a", launcher(serve=True))
+    assert asked_of_launcher(deployment) == "ok"
+    deployment.on("spark-a", "docker stop -t 1 vllm_node")
     return {host: deployment.snapshot(host) for host in HOSTS}
 
 
@@ -71,6 +107,11 @@ def in_order(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.session.testsfailed != before or getattr(request.node, "rep_failed", False):
         request.module._failed = request.node.name
+
+
+def asked_of_launcher(deployment: Deployment) -> str:
+    """The answer of the other launcher's server, asked on its host."""
+    return deployment.on("spark-a", f"python3 - <<'END'\n{ASK_LAUNCHER}\nEND").strip()
 
 
 def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]:
@@ -365,6 +406,24 @@ def test_a_container_removed_or_stopped_by_hand_comes_back_and_the_other_is_not_
     assert chat(deployment.outputs(), deployment.outputs()["api_key"]).status == 200
 
 
+def test_a_rank_without_its_pinned_address_says_what_does_not_match_and_serves_again_with_it(
+    deployment: Deployment,
+) -> None:
+    """The same container but for VLLM_HOST_IP: what happens to those who run Ray by hand on two networks."""
+    deployment.on("spark-a", f"python3 - <<'END'\n{WITHOUT_PINNED_ADDRESS}\nEND", timeout_s=120)
+    deadline = time.monotonic() + 180
+    while "VLLM_HOST_IP is not set" not in str(deployment.status("spark-a").get("first_error")):
+        assert time.monotonic() < deadline, deployment.status("spark-a")
+        time.sleep(2)
+    line = deployment.status("spark-a")["first_error"]["line"]
+    assert f"ask Ray for the node {deployment.addresses['spark-a']} (from the default route" in line
+    assert "Ray registers this node as 192.168.200.12" in line
+    deployment.on("spark-a", "docker rm -f spark-vllm-dev-main-rank0")
+    outcome = deployment.up()
+    assert outcome.code == 0, outcome.text[-3000:]
+    assert chat(deployment.outputs(), deployment.outputs()["api_key"]).status == 200
+
+
 # Interrupted runs.
 
 
@@ -423,6 +482,11 @@ def test_destroy_puts_back_what_was_there_also_when_a_container_is_gone_already(
     assert "kept" in outcome.text and ".spark-vllm/weights" in outcome.text
     left = {host: differences(pristine[host], deployment.snapshot(host)) for host in HOSTS}
     assert left == {host: [] for host in HOSTS}, json.dumps(left, indent=1)
+
+
+def test_a_launcher_that_was_there_before_starts_unchanged_after_destroy(deployment: Deployment) -> None:
+    deployment.on("spark-a", "docker start vllm_node")
+    assert asked_of_launcher(deployment) == "ok"
 
 
 def test_a_second_destroy_finds_nothing_to_do(deployment: Deployment) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from components.stack import DESTROY_VARIABLE
 from tests.config_cases import apply_change
 from tests.program.rendering import EXPECTED, STACKS, Rendering, render, settings_of
 
@@ -256,6 +257,20 @@ def test_a_node_without_a_pinned_key_cannot_be_looked_at() -> None:
         "spark-a, host key (nodes[].host_key)",
         "spark-b, host key (nodes[].host_key)",
     ]
+
+
+def test_the_program_of_a_destroy_looks_at_no_node_and_reads_no_source() -> None:
+    change = {
+        "preflight": "live",
+        "abandoned_nodes": ["spark-b"],
+        "image": {"archive": "/no/such.tar"},
+        "groups.main.model.source": "controller:/no/such/folder",
+    }
+    settings = apply_change(settings_of("spark"), change, ["nodes[0].host_key", "nodes[1].host_key"])
+    assert render(settings, stack="spark").error
+    found = render(settings, stack="spark", environment={DESTROY_VARIABLE: "true"})
+    assert found.error == ""
+    assert {item["name"] for item in found.registered} == {item["name"] for item in rendered("spark").registered}
 
 
 def test_a_patch_that_is_not_in_the_project_is_refused() -> None:
