@@ -72,6 +72,9 @@ class LocalNode:
     def fresh_answer(self, timeout_s: float) -> bool:
         return self.answers()
 
+    def log_in_again(self) -> None:
+        pass  # nothing here changes with a login
+
     def install(self, name: str, text: str) -> None:
         """Put a program onto the node."""
         if self.programs is None:

@@ -20,6 +20,7 @@ class ScriptedTransport:
         self._node = node
         self._answer = answer
         self.asked: list[Command] = []
+        self.logins = 1
 
     @property
     def node(self) -> str:
@@ -35,3 +36,6 @@ class ScriptedTransport:
 
     def fresh_answer(self, timeout_s: float) -> bool:
         return True
+
+    def log_in_again(self) -> None:
+        self.logins += 1

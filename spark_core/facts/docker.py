@@ -100,6 +100,11 @@ def docker_problem(node: str, parsed: object) -> Finding | None:
     )
 
 
+def may_change_with_login(parsed: object) -> bool:
+    """Whether what is in the way may be gone after a new login: a user's groups are those of the login."""
+    return isinstance(parsed, DockerProblem) and parsed.code == "docker-permission"
+
+
 def parse_docker_info(answer: Answer) -> Docker | DockerProblem | Unread:
     """The daemon from ``docker info --format '{{json .}}'``; what ``docker info`` prints for people is read as well."""
     if answer.absent:

@@ -13,6 +13,7 @@ from spark_core.fabric.facts import NETWORK, NetworkFacts, parse_network
 from spark_core.fabric.netplan import fabric_claims
 from spark_core.fabric.packets import PacketProof, packet_probe, parse_packets, probe_nodes
 from spark_core.facts import FactsSpec, NodeFacts, facts_fragment, parse_facts
+from spark_core.facts.docker import may_change_with_login
 from spark_core.facts.memory import Memory
 from spark_core.findings import Finding, judge
 from spark_core.model_look import ModelLook, look_locally, model_findings, model_fragment, parse_model
@@ -110,8 +111,11 @@ def _look(settings: Settings, stack: str, node: NodeSettings, open_node: Opener)
             purpose="expected the facts of the node",
         )
         sections: Mapping[str, str] = parse_sections(text)
+        facts = parse_facts(spec, sections)
+        if may_change_with_login(facts.docker):
+            transport.log_in_again()
         return NodeLook(
-            parse_facts(spec, sections),
+            facts,
             parse_network(sections),
             parse_packets(settings, node, sections),
             parse_model(sections),

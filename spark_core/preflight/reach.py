@@ -6,7 +6,7 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 
 from spark_core.errors import SparkError, UnreachableError
-from spark_core.facts.docker import DOCKER_VERSION, docker_problem, parse_docker_version
+from spark_core.facts.docker import DOCKER_VERSION, docker_problem, may_change_with_login, parse_docker_version
 from spark_core.findings import KINDS, Finding
 from spark_core.settings import NodeSettings
 from spark_core.transport.base import Transport, parse_sections, run_checked, script
@@ -28,7 +28,10 @@ def reach_nodes(nodes: Sequence[NodeSettings], open_node: Callable[[NodeSettings
             text = run_checked(transport, script(DOCKER_VERSION), purpose="expected the version of Docker")
         except SparkError as error:
             return error
-        problem = docker_problem(node.name, parse_docker_version(parse_sections(text).get("docker", "")))
+        found = parse_docker_version(parse_sections(text).get("docker", ""))
+        if may_change_with_login(found):
+            transport.log_in_again()
+        problem = docker_problem(node.name, found)
         return None if problem is None else SparkError(problem.what, where=problem.where, do=problem.do)
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(4, min(16, len(nodes)))) as pool:

@@ -138,6 +138,10 @@ class Transport(Protocol):
         """Whether the node answers over a connection made anew for this, within the time."""
         ...
 
+    def log_in_again(self) -> None:
+        """Let the next command log in anew: what changes with a login, such as the user's groups, is seen then."""
+        ...
+
 
 def run_checked(transport: Transport, cmd: Command, *, purpose: str, setting: str = "") -> str:
     """Run a command that must succeed; its standard output.

@@ -63,6 +63,11 @@ class Master:
         """Look at it again before the next use."""
         self._seen = 0.0
 
+    def leave(self) -> None:
+        """Have it take no more sessions, so that the next use makes another; those that it has go on."""
+        self._request("stop")
+        self.forget()
+
     def runs(self) -> bool:
         """Whether its process is there."""
         return self._request("check")

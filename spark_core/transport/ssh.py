@@ -135,6 +135,9 @@ class SshTransport:
                 return False
         return done.returncode == 0
 
+    def log_in_again(self) -> None:
+        self._master.leave()
+
     def forget(self) -> None:
         """Look at the open connection again before its next use."""
         self._master.forget()

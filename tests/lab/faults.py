@@ -217,7 +217,7 @@ DOCKER = [
         "docker-permission",
         r"spark-b, docker: .*may not use the Docker socket",
         f"gpasswd -d spark docker; {_LOG_OUT}",
-        f"gpasswd -a spark docker; {_LOG_OUT}",
+        "gpasswd -a spark docker",  # and no logout: the next look logs in anew
     ),
     Fault(
         "docker-down",

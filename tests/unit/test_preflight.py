@@ -568,9 +568,9 @@ def test_nodes_are_looked_at_side_by_side() -> None:
     ],
 )
 def test_reaching_a_node_is_reaching_its_docker(said: str, what: str | None) -> None:
-    errors = reach_nodes(
-        settings_with().nodes[:1], lambda node: ScriptedTransport(node.name, lambda _: f"=== docker\n{said}\n")
-    )
+    carrier = ScriptedTransport("spark-a", lambda _: f"=== docker\n{said}\n")
+    errors = reach_nodes(settings_with().nodes[:1], lambda _: carrier)
+    assert carrier.logins == (2 if "denied" in said else 1)  # the user's groups are those of the login
     if what is None:
         assert errors == []
     else:

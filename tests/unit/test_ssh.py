@@ -450,6 +450,14 @@ def test_a_fresh_answer_comes_over_a_connection_of_its_own(ssh: FakeSsh) -> None
     assert carrier.run(command("true")).ok
 
 
+def test_a_new_login_is_made_when_asked_for(ssh: FakeSsh) -> None:
+    carrier = transport(ssh)
+    carrier.open()
+    carrier.log_in_again()
+    assert carrier.run(command("true")).ok
+    assert len(ssh.logins("spark-a")) == 2
+
+
 def test_a_node_behind_another_is_opened_after_that_one(ssh: FakeSsh) -> None:
     head = transport(ssh)
     behind = connection(ssh, spec=ConnectionSpec("spark-b", "spark-a", "aurora", host_key=PIN), via=head.connection)
