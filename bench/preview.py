@@ -55,7 +55,8 @@ class Bench:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PULUMI_", "SPARK_VLLM_ENV_", "ANSIBLE_"))}
+        others = ("PULUMI_", "SPARK_VLLM_ENV_", "ANSIBLE_", "PYTHON")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
         self.file = home / "Pulumi.dev.yaml"
         self.environ = kept | {"SPARK_VLLM_HOME": str(home), "PULUMI_OPTION_CONFIG_FILE": str(self.file)}
         self.lab = home / "lab" / INSTANCE

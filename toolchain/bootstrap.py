@@ -337,14 +337,20 @@ def _install_uv(into: Path) -> None:
 def make_python(root: Path = ROOT) -> None:
     """The checkout's .venv, exactly as uv.lock says."""
     uv = find_uv()
+    words = [uv, "sync", "--frozen", "--no-progress", "--python", _base_python()]
+    # Compiled once: where nobody may write bytecode (PYTHONDONTWRITEBYTECODE), each `pulumi` would compile pip anew.
+    compiled, lock = root / ".venv" / "compiled", hashlib.sha256((root / "uv.lock").read_bytes()).hexdigest()
+    is_compiled = compiled.is_file() and compiled.read_text() == lock
     quietly(
         "uv sync",
-        [uv, "sync", "--frozen", "--no-progress", "--python", _base_python()],
+        words if is_compiled else [*words, "--compile-bytecode"],
         cwd=root,
         env={**os.environ, "UV_PROJECT_ENVIRONMENT": str(root / ".venv"), "UV_PYTHON_DOWNLOADS": "never"},
         limit_s=PYTHON_LIMIT_S,
         remedy="a PyPI index must be reachable",
     )
+    if not is_compiled:
+        compiled.write_text(lock)
 
 
 def _base_python() -> str:
