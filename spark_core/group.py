@@ -239,6 +239,8 @@ def _supervisor_arguments(
         node.rank_address or "127.0.0.1",
         "--ray-port",
         str(serving.ray_port),
+        "--master-port",
+        str(serving.master_port),
         "--status-port",
         str(serving.status_port),
         "--serve-host",

@@ -29,6 +29,7 @@ _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|See root cause above|Failed core proc|EngineDeadError|"
     r"EngineCore (?:encountered a fatal error|failed to start)|"
     r"AsyncLLM output_handler failed|"
+    r"Connection (?:closed|reset) by peer|recvValue failed|Connection was likely closed|remote process exited|"
     r"WorkerProc (?:initialization failed|failed to start)|"
     r"^(?:SystemExit|KeyboardInterrupt|(?:[a-z_]+\.)*CancelledError)\b"
 )
@@ -87,6 +88,11 @@ def bare(text: str) -> tuple[str, str, str]:
     if level is None:
         return "".join(tags), "", text
     return "".join(tags), level.group(1), text[level.end() :]
+
+
+def is_consequence(line: str) -> bool:
+    """Whether a line only says that another process or rank went away."""
+    return _CONSEQUENCE.search(line) is not None
 
 
 def is_hopeless(line: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_runtime import ray_node, status, vllm_server
 from spark_runtime.canary import Canary, Counters, Server
-from spark_runtime.first_error import FirstError, is_hopeless
+from spark_runtime.first_error import FirstError, is_consequence, is_hopeless
 from spark_runtime.messages import LeaseReply, LeaseRequest
 from spark_runtime.observations import Answer, Failure, Seen
 from spark_runtime.processes import Child
@@ -19,7 +19,6 @@ from spark_runtime.protocol import HeadProtocol, Step
 from spark_runtime.rank import GenerationFailed, Rank, Settings, StopRequested
 from spark_runtime.status_server import StatusServer
 
-PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 HEALTH_EVERY_S = 0.5
 REACH_EVERY_S = 10.0
 
@@ -36,6 +35,7 @@ class Head(Rank):
             self.incarnation,
             settings.limits,
             settings.heal,
+            over_ray=settings.over_ray,
             names=[name for name in settings.node_names.split(",") if name],
             number=status.last_generation_number(settings.state_dir),
             attempts=status.read_attempts(settings.state_dir, time.monotonic()),
@@ -43,12 +43,12 @@ class Head(Rank):
         self.server = Server(
             settings.serve_host, settings.serve_port, settings.served_model_name, settings.api_key_file
         )
-        self.vllm: Child | None = None
         self.last_canary: dict[str, Any] | None = None
         self.last_failure: dict[str, Any] | None = None
         self._lock = threading.Lock()  # the protocol is shared with the threads of the status server
         self._probe: Child | None = None
         self._ray_nodes: list[tuple[str, float]] | None = None
+        self._died: Failure | None = None
         self._canary: Canary | None = None
         self._counters: Counters | None = None
         self._next_look = 0.0
@@ -142,6 +142,8 @@ class Head(Rank):
         died = self._dead()
         if phase == "ray_starting" and self.ray is not None and died is None:
             return self._look_at_ray()
+        if phase == "joining" and died is None:
+            return Seen(joinable=self.vllm is not None, complete=True)
         if phase == "loading" and time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + HEALTH_EVERY_S
             return Seen(healthy=self.server.is_healthy(), progress=self.progress, died=died)
@@ -153,25 +155,26 @@ class Head(Rank):
     def _look_at_ray(self) -> Seen:
         settings = self.settings
         if not self.protocol.may_join:
-            return Seen(ray_listens=ray_node.is_listening(settings.head_address, settings.ray_port))
+            return Seen(joinable=ray_node.is_listening(settings.head_address, settings.ray_port))
         if self._probe is None or not self._probe.running:
             self._ray_nodes = None
             argv = ray_node.probe_argv(settings.ray_address)
             self._probe = self.start("ray-probe", argv, ray_node.start_env(self.env), self._on_probe_line)
         found = self._ray_nodes
         if found is None:
-            return Seen(ray_text="Ray's node list cannot be read yet")
+            return Seen(count_text="Ray's node list cannot be read yet")
         with self._lock:
             ranks = {rank: self.protocol.address(rank) for rank in self.protocol.members}
         count = ray_node.count_nodes(found, {0: settings.node_address, **ranks}, settings.gpus_per_node)
         if count.hopeless:
             raise GenerationFailed(count.text, "ray")
-        return Seen(ray_complete=count.complete, ray_text=count.text)
+        return Seen(complete=count.complete, count_text=count.text)
 
     def _dead(self) -> Failure | None:
         for child in (self.vllm, self.ray):
             if self.note_exit(child) and child is not None:
-                return Failure(f"{child.name} ended with {_exit(child)}", child.name, from_log=True)
+                self._died = Failure(f"{child.name} ended with {_exit(child)}", child.name, from_log=True)
+                return self._died
         return None
 
     def _answer(self) -> Answer | None:
@@ -188,9 +191,12 @@ class Head(Rank):
     def _do(self, step: Step) -> None:
         if step == "begin":
             self._begin()
-        elif step == "start_ray":
+        elif step == "join" and self.settings.over_ray:
             self._require_free_port(self.settings.node_address, self.settings.ray_port, "Ray")
             self.start_ray(head=True)
+        elif step == "join":
+            self._require_free_port(self.settings.node_address, self.settings.master_port, "the ranks of vLLM")
+            self._start_vllm()
         elif step == "start_vllm":
             self._start_vllm()
         elif step == "ask":
@@ -204,7 +210,7 @@ class Head(Rank):
         with self._lock:
             generation = self.protocol.begin(time.monotonic())
         status.keep_generation_number(self.settings.state_dir, generation.n)
-        self.vllm = self.ray = self._probe = self._canary = self._counters = self.last_canary = None
+        self.vllm = self.ray = self._probe = self._canary = self._counters = self.last_canary = self._died = None
         self.start_log(generation)
         self.say(f"generation {generation.n}")
 
@@ -221,29 +227,16 @@ class Head(Rank):
             self.processes.ask_to_leave(self._probe)
         bind_to = settings.serve_host or "0.0.0.0"  # noqa: S104 (what vLLM itself does with no host)
         self._require_free_port(bind_to, settings.serve_port, "vLLM")
-        argv = vllm_server.serve_argv(
-            model=settings.model,
-            served_model_name=settings.served_model_name,
-            host=settings.serve_host,
-            port=settings.serve_port,
-            keyed=settings.api_key_file is not None,
-            extra=settings.serve_args,
-        )
-        env = vllm_server.serve_env(
-            self.env,
-            ray_address=settings.ray_address,
-            package_root=PACKAGE_ROOT,
-            api_key_file=settings.api_key_file,
-        )
-        try:
-            vllm_server.write_per_node_variables(Path(env["VLLM_CONFIG_ROOT"]))
-        except OSError as error:
-            raise GenerationFailed(f"cannot write below VLLM_CONFIG_ROOT: {error}", "supervisor") from None
-        self.vllm = self.start("vllm", argv, env, self._on_vllm_line)
+        if settings.over_ray:
+            try:
+                vllm_server.write_per_node_variables(Path(self.env["VLLM_CONFIG_ROOT"]))
+            except OSError as error:
+                raise GenerationFailed(f"cannot write below VLLM_CONFIG_ROOT: {error}", "supervisor") from None
+        self.start_vllm(self._on_vllm_line)
 
     def _on_vllm_line(self, source: str, text: str) -> None:
         self.on_line(source, text)
-        step = read_progress(text) if self.phase == "loading" else None
+        step = read_progress(text) if self.phase in ("joining", "loading") else None
         if step is not None and step != self.progress:
             self.set_progress(step)
             self.say(f"loading: {step}")
@@ -274,8 +267,6 @@ class Head(Rank):
 
     def _close(self) -> None:
         failure, line = self.protocol.failure, ""
-        for child in (self.vllm, self.ray):
-            self.note_exit(child)
         if failure is not None and not self.protocol.restart_wanted:
             self.first_error = self._explain(failure)
             line = self.first_error.line
@@ -289,13 +280,18 @@ class Head(Rank):
         self.memory.settle()
         with self._lock:
             self.protocol.close(line, is_hopeless(line), time.monotonic())
-        self.vllm = self._canary = None
+        self._canary = None
         self._show()
         if failure is not None:
             self.keep_end()
 
     def _explain(self, failure: Failure) -> FirstError:
         phase = self.protocol.failed_in
+        if self._died is not None and is_consequence(failure.text):
+            # Without Ray every rank sees the others go. What this one says is heard, if it knows more than that.
+            own = self.find_error(self._died, recent=phase in ("canary", "serving"))
+            if not is_consequence(own.line) and own.line != self._died.text:
+                failure = self._died
         error = self.find_error(failure, recent=phase in ("canary", "serving"))
         if phase == "canary" and failure.source == "vllm" and failure.from_log:
             text = f"vllm answered /health with 200, then died on the first completion: {error.line}"
@@ -311,16 +307,20 @@ class Head(Rank):
             status.keep_attempts(self.settings.state_dir, self.protocol.attempts, time.monotonic())
 
     def _shut_down(self) -> None:
-        """In order: vLLM, the workers' Ray, Ray's head."""
-        self.set_phase("stopping", "stopping vllm")
-        self._terminate(self.vllm, self.settings.stop_grace_s)
-        self.set_phase("stopping", "stopping Ray")
+        """Over Ray in order: vLLM, the workers' Ray, Ray's head. Without it the workers go first."""
+        if self.settings.over_ray:
+            self.set_phase("stopping", "stopping vllm")
+            self._terminate(self.vllm, self.settings.stop_grace_s)
+        self.set_phase("stopping", "stopping the other ranks")
         with self._lock:
             self.protocol.stop()
-        # The workers leave Ray before its head goes. Whoever misses this learns it from the silence.
+        # Whoever misses this learns it from the silence.
         deadline = time.monotonic() + 2 * self.settings.lease_interval_s + 5
         while time.monotonic() < deadline and not self._all_left():
             self.quiet_turn()
+        if not self.settings.over_ray:
+            self.set_phase("stopping", "stopping vllm")
+            self._terminate(self.vllm, self.settings.stop_grace_s)
         self._terminate(self.ray, 10)
         self.end_everything()
         status.keep_attempts(self.settings.state_dir, self.protocol.attempts, time.monotonic())

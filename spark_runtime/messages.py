@@ -15,6 +15,7 @@ Phase = Literal[
     "waiting_for_ranks",
     "ray_starting",
     "ray_ready",
+    "joining",
     "loading",
     "canary",
     "serving",

@@ -22,7 +22,7 @@ class Limits:
     grace_s: float = 30.0
     """How long vLLM may take to leave when a new generation was asked for."""
     leave_s: float = 3.0
-    """The same for a worker's Ray."""
+    """The same for a worker's Ray, or its vLLM."""
     kill_s: float = 30.0
     memory_s: float = 60.0
     same_failures: int = 3
@@ -71,9 +71,11 @@ class Answer:
 class Seen:
     """What a rank sees of its own node in one turn."""
 
-    ray_listens: bool = False
-    ray_complete: bool = False
-    ray_text: str = ""
+    joinable: bool = False
+    """Whether the other ranks can join: Ray's control store listens, or without Ray the head's vLLM runs."""
+    complete: bool = False
+    """Whether Ray counts every node and GPU; without Ray there is nothing to count."""
+    count_text: str = ""
     healthy: bool = False
     progress: str = ""
     answer: Answer | None = None

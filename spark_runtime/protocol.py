@@ -10,10 +10,12 @@ Words
 
 The head (the arrows are the only ways)
 
-    starting -> waiting_for_ranks -> ray_starting -> ray_ready -> loading -> canary -> serving
+    starting -> waiting_for_ranks -> ray_starting -> ray_ready -> loading -> canary -> serving      backend: ray
+    starting -> waiting_for_ranks -> joining -> loading -> canary -> serving                        backend: mp
         starting            this node is made idle: what an earlier life has left goes first
         waiting_for_ranks   until all ranks hold a lease, are idle, and know of this generation; fixes the members
         ray_starting        Ray's head first, then the workers are told to join; until N nodes and N*G GPUs
+        joining             without Ray: the head's vLLM first, then the workers are told to start theirs; until all run
         loading             vLLM runs, until /health answers 200
         canary              until the first completion has come back through the real port
     any of these -> ending        on a breach, a dead process, a deadline, a request; everything is ended here
@@ -27,9 +29,9 @@ The head (the arrows are the only ways)
 A generation is breached, for good, when a member's lease lapses, its incarnation changes, it reports a failure,
 drops out, or says that it is being stopped, and when the head itself stood still for longer than a lease.
 
-A worker runs one generation or none. It starts Ray when it is idle and told to join; it ends everything when told
-anything else, when Ray dies, or when the head was silent for the lease time. A generation it has ended it never
-joins again.
+A worker runs one generation or none. It starts its part (Ray, or without Ray its vLLM) when it is idle and told to
+join; it ends everything when told anything else, when its part dies, or when the head was silent for the lease time. A
+generation it has ended it never joins again.
 
 Ending, on every rank: kill until nothing is left, empty /dev/shm and Ray's folder, wait for memory; only then idle.
 What will not die, or memory that does not come back, shows as ``failed``; the rank goes on trying and is not idle.
@@ -44,7 +46,7 @@ What must hold at every moment (tests/simulation asserts it, with this file, und
     3  Only a member's incarnation, of the head's deployment, ever starts anything of a generation.
     4  In ``serving`` every member holds its lease and runs this generation.
     5  A rank starts processes only on a node that is idle.
-    6  Ray's head, then the workers' Ray, then vLLM.
+    6  Ray's head, then the workers' Ray, then vLLM. Without Ray: the head's vLLM, then the workers'.
     7  No generation has the name of an earlier one.
     8  Failures before serving are bounded in number and spaced by the back-off.
     9  Once faults stop, the group serves or has a verdict within a bounded time.
@@ -62,10 +64,11 @@ from spark_runtime.messages import Generation, LeaseReply, LeaseRequest, Phase, 
 from spark_runtime.observations import Answer, Failure, Limits, Remains, Seen
 
 Heal = Literal["restart", "report"]
-Step = Literal["wait", "begin", "start_ray", "start_vllm", "ask", "leave", "kill", "sweep", "close"]
-"""What the shell has to do now. ``leave``: ask vLLM or Ray to end; ``ask``: send a completion; ``close``: explain
-the failure and keep the log."""
-FOLLOWED: tuple[Phase, ...] = ("ray_starting", "ray_ready", "loading", "canary", "serving")
+Step = Literal["wait", "begin", "join", "start_vllm", "ask", "leave", "kill", "sweep", "close"]
+"""What the shell has to do now. ``join``: start what this rank takes part with, Ray or without Ray its vLLM;
+``start_vllm``: over Ray, start the server; ``leave``: ask vLLM or Ray to end; ``ask``: send a completion; ``close``:
+explain the failure and keep the log."""
+FOLLOWED: tuple[Phase, ...] = ("ray_starting", "ray_ready", "joining", "loading", "canary", "serving")
 
 
 def lapsed(seen: float, now: float, timeout_s: float) -> bool:
@@ -131,6 +134,7 @@ class HeadProtocol:
     incarnation: str
     limits: Limits
     heal: Heal = "restart"
+    over_ray: bool = True
     names: Sequence[str] = ()
     """Names of the nodes, for people; by rank."""
     number: int = 0
@@ -331,13 +335,16 @@ class HeadProtocol:
             if not missing:
                 self.members = {rank: self.leases[rank].request.incarnation for rank in range(1, self.nodes)}
                 self.attempts.unfinished = True
-                self._enter("ray_starting", now, "starting Ray's head")
-                return "start_ray"
+                if self.over_ray:
+                    self._enter("ray_starting", now, "starting Ray's head")
+                else:
+                    self._enter("joining", now, "starting vLLM on every rank")
+                return "join"
             self.detail = "; ".join([*missing, *self.refusals])
             if now - self._entered > self.limits.join_timeout_s:
                 text = f"not all ranks came within {self.limits.join_timeout_s:.0f} s: {self.detail}"
                 self.end(Failure(text, "supervisor", waits=True), now)
-        elif self.phase == "ray_starting":
+        elif self.phase in ("ray_starting", "joining"):
             self._gather(now, seen)
         elif self.phase == "ray_ready":
             self._enter("loading", now)
@@ -352,21 +359,22 @@ class HeadProtocol:
         return "wait"
 
     def _gather(self, now: float, seen: Seen) -> None:
-        if not self.may_join and seen.ray_listens:
+        if not self.may_join and seen.joinable:
             self.may_join = True
-        complete = self.may_join and seen.ray_complete and self.may_serve(now)
-        self.detail = seen.ray_text or self.detail
+        complete = self.may_join and seen.complete and self.may_serve(now)
+        self.detail = seen.count_text or self.detail
         if not complete:
             self._complete_since = None
         elif self._complete_since is None:
             self._complete_since = now
         elif now - self._complete_since >= 2 * self.limits.lease_interval_s:
             # Seen once is not enough: a node can join for seconds and be declared dead again.
-            self._enter("ray_ready", now, seen.ray_text)
+            self._enter("ray_ready" if self.over_ray else "loading", now, seen.count_text)
             return
         if now - self._entered > self.limits.join_timeout_s:
-            text = f"Ray was not complete within {self.limits.join_timeout_s:.0f} s: {self.detail}"
-            self.end(Failure(text, "ray", from_log=not self.may_join), now)
+            who = "Ray was not complete" if self.over_ray else "not every rank ran vLLM"
+            text = f"{who} within {self.limits.join_timeout_s:.0f} s: {self.detail}"
+            self.end(Failure(text, "ray" if self.over_ray else "vllm", from_log=not self.may_join), now)
 
     def _load(self, now: float, seen: Seen) -> Step:
         if seen.healthy:
@@ -502,6 +510,7 @@ class WorkerProtocol:
     limits: Limits
     head: str = ""
     """Where the head is asked, for people."""
+    over_ray: bool = True
     phase: Phase = "starting"
     detail: str = ""
     running: Generation | None = None
@@ -547,7 +556,7 @@ class WorkerProtocol:
         )
 
     def answered(self, reply: LeaseReply, now: float) -> Step:
-        """The head has answered; ``start_ray`` if that is to be done."""
+        """The head has answered; ``join`` if that is to be done."""
         if (reply.group, reply.deployment) != (self.group, self.deployment):
             self.unanswered(f"there is a head of {reply.group}/{reply.deployment}, not ours")
             return "wait"
@@ -566,8 +575,8 @@ class WorkerProtocol:
             return "wait"
         if wanted is not None and wanted != self.ended:
             self.running, self.failed, self.failure = wanted, None, None
-            self.phase, self.detail = "ray_starting", "joining Ray"
-            return "start_ray"
+            self.phase, self.detail = ("ray_starting", "joining Ray") if self.over_ray else ("joining", "starting vLLM")
+            return "join"
         if self.failed is None or self.failed != reply.generation:  # or its own failure is the news
             told = f": {reply.detail}" if reply.detail else ""
             self.phase, self.detail = "waiting_for_ranks", f"leased; the head is in {reply.phase}{told}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_runtime import hcas, logs, ray_node, status
+from spark_runtime import hcas, logs, ray_node, status, vllm_server
 from spark_runtime.first_error import FirstError, find_first_error
 from spark_runtime.memory import Memory
 from spark_runtime.messages import Generation, Phase
@@ -21,6 +21,7 @@ from spark_runtime.observations import Failure, Limits, Remains
 from spark_runtime.processes import Child, Processes, empty_folder, has_own_shm
 from spark_runtime.protocol import Heal, Step
 
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 TURN_S = 0.2
 PUBLISH_EVERY_S = 1.0
 RECENT_LINES = 2000
@@ -52,6 +53,7 @@ class Settings:
     head_address: str
     node_address: str
     ray_port: int
+    master_port: int
     status_port: int
     serve_port: int
     serve_host: str
@@ -75,6 +77,11 @@ class Settings:
     heal: Heal
     node_names: str
     serve_args: list[str] = field(default_factory=list)
+
+    @property
+    def over_ray(self) -> bool:
+        """Whether Ray distributes the ranks; otherwise vLLM's own processes meet without it."""
+        return self.backend == "ray"
 
     @property
     def ray_address(self) -> str:
@@ -104,6 +111,7 @@ class Rank:
         self.processes = Processes()
         self.generation: Generation | None = None
         self.ray: Child | None = None
+        self.vllm: Child | None = None
         self.memory = Memory(settings.state_dir / "memory.json")
         self.stuck = ""
         self.log: logs.GenerationLog | None = None
@@ -156,7 +164,7 @@ class Rank:
         time.sleep(TURN_S)
         self.processes.reap()
         if time.monotonic() - self._published > PUBLISH_EVERY_S:
-            if self.ray is not None:
+            if self.ray is not None or self.vllm is not None:
                 self.memory.look()
             self.publish()
 
@@ -225,8 +233,38 @@ class Rank:
         self.ray = self.start("ray", argv, ray_node.start_env(self.env), self.on_line)
         return self.ray
 
+    def start_vllm(self, on_line: Callable[[str, str], None]) -> Child:
+        """Start `vllm serve`; without Ray this is what the rank takes part with."""
+        settings = self.settings
+        serves = settings.rank == 0
+        if not settings.over_ray:
+            self._look_at_fabric()
+            self.memory.starts()
+        distribution = vllm_server.backend_args(
+            settings.backend,
+            rank=settings.rank,
+            nodes=settings.nodes,
+            master_address=settings.head_address,
+            master_port=settings.master_port,
+        )
+        argv = vllm_server.serve_argv(
+            model=settings.model,
+            served_model_name=settings.served_model_name,
+            listen=(settings.serve_host, settings.serve_port) if serves else None,
+            keyed=serves and settings.api_key_file is not None,
+            extra=[*distribution, *settings.serve_args],
+        )
+        env = vllm_server.serve_env(
+            self.env,
+            ray_address=settings.ray_address if settings.over_ray else None,
+            package_root=PACKAGE_ROOT,
+            api_key_file=settings.api_key_file if serves else None,
+        )
+        self.vllm = self.start("vllm", argv, env, on_line)
+        return self.vllm
+
     def _look_at_fabric(self) -> None:
-        """Choose the RDMA devices anew for each generation, and hold vLLM's idea of this node against Ray's."""
+        """Choose the RDMA devices anew for each generation, and hold vLLM's idea of this node against ours."""
         settings = self.settings
         try:
             self.env, self.hcas = hcas.choose_hcas(self._given_env, settings.rdma)
@@ -234,7 +272,7 @@ class Rank:
             raise GenerationFailed(str(error), "fabric") from None
         if self.hcas.text:
             self.say(self.hcas.text)
-        mismatch = ray_node.address_mismatch(self.env, settings.node_address)
+        mismatch = ray_node.address_mismatch(self.env, settings.node_address, settings.over_ray)
         if mismatch:
             raise GenerationFailed(mismatch, "fabric")
 
@@ -276,10 +314,12 @@ class Rank:
     def sweep(self) -> None:
         """After the last process: keep what it said, empty what it left."""
         self.processes.drain()
+        for child in (self.vllm, self.ray):
+            self.note_exit(child)
         if self.log is not None:
             logs.keep_ray_logs(self.settings.ray_folder, self.log.folder / f"rank{self.settings.rank}-ray")
         self.clean_leftovers()
-        self.ray = None
+        self.ray = self.vllm = None
 
     def end_everything(self) -> None:
         """When this rank is stopped: what cannot be killed in time ends with the container."""

@@ -99,8 +99,8 @@ def address_asked_by_vllm(env: Mapping[str, str]) -> tuple[str, str]:
         return "0.0.0.0", "no default route, and VLLM_HOST_IP is not set"  # noqa: S104 (what vLLM takes then)
 
 
-def address_mismatch(env: Mapping[str, str], registered: str) -> str:
-    """Why Ray could never place vLLM here; empty if both mean the same address.
+def address_mismatch(env: Mapping[str, str], registered: str, over_ray: bool = True) -> str:
+    """Why the other ranks could never find vLLM here; empty if both mean the same address.
 
     vLLM asks Ray for ``node:<its own address>``. If that is not the one that Ray has registered, it waits for ever for
     a placement group (eugr/spark-vllm-docker#227), or counts more addresses than nodes (vllm-project/vllm PR 43095).
@@ -108,6 +108,11 @@ def address_mismatch(env: Mapping[str, str], registered: str) -> str:
     asked, source = address_asked_by_vllm(env)
     if asked == registered:
         return ""
+    if not over_ray:
+        return (
+            f"vLLM would announce this rank at {asked} (from {source}), but its address on the fabric is {registered}: "
+            "the ranks could not find each other; set VLLM_HOST_IP of this rank to its fabric address"
+        )
     return (
         f"vLLM would ask Ray for the node {asked} (from {source}), but Ray registers this node as {registered}: "
         "no placement could be met; set VLLM_HOST_IP of this rank to its fabric address"

@@ -125,9 +125,11 @@ def _parser() -> argparse.ArgumentParser:
 def _add_run(run: argparse.ArgumentParser) -> None:
     for name in ("group", "deployment", "head-address", "node-address", "model", "served-model-name"):
         run.add_argument(f"--{name}", required=True)
-    for name in ("rank", "nodes", "gpus-per-node", "ray-port", "status-port", "serve-port"):
+    run.add_argument("--ray-port", type=int, default=6379, help="of Ray's control store on the head; backend ray")
+    run.add_argument("--master-port", type=int, default=29501, help="where the ranks meet on the head; backend mp")
+    for name in ("rank", "nodes", "gpus-per-node", "status-port", "serve-port"):
         run.add_argument(f"--{name}", type=int, required=True)
-    run.add_argument("--backend", choices=("ray",), required=True)
+    run.add_argument("--backend", choices=("ray", "mp"), required=True)
     run.add_argument("--serve-host", required=True)
     run.add_argument("--node-names", default="", help="of all ranks in order, separated by commas; for people")
     run.add_argument(

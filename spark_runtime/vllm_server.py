@@ -1,4 +1,8 @@
-"""The `vllm serve` of the head: its command, its environment, and what its user may not set."""
+"""`vllm serve` on this rank: its command, its environment, and what its user may not set.
+
+Over Ray only the head runs it. Without Ray every rank does: rank 0 serves, the others are ``--headless`` and meet it
+at the master port of the head's fabric address.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +36,13 @@ _OURS = {
     "--model": "set by --model",
     "--served-model-name": "set by --served-model-name",
     "--distributed-executor-backend": "set by --backend",
-    "--nnodes": "not used over Ray",
-    "-n": "not used over Ray",
-    "--node-rank": "not used over Ray",
-    "-r": "not used over Ray",
-    "--headless": "not used over Ray",
+    "--nnodes": "set by --nodes",
+    "-n": "set by --nodes",
+    "--node-rank": "set by --rank",
+    "-r": "set by --rank",
+    "--master-addr": "set by --head-address",
+    "--master-port": "set by --master-port",
+    "--headless": "set by --rank",
     "--api-key": "it would show in the process list; use --api-key-file",
 }
 
@@ -47,23 +53,38 @@ def refused_arguments(arguments: Sequence[str]) -> list[str]:
     return [f"{name}: {_OURS[name]}" for name in names if name in _OURS]
 
 
+def backend_args(backend: str, *, rank: int, nodes: int, master_address: str, master_port: int) -> list[str]:
+    """How the ranks are distributed, said explicitly: newer versions do not infer it."""
+    if backend == "ray":
+        return ["--distributed-executor-backend", "ray"]
+    if nodes == 1:
+        return ["--distributed-executor-backend", "uni"]
+    return [
+        *("--distributed-executor-backend", "mp", "--nnodes", str(nodes), "--node-rank", str(rank)),
+        *("--master-addr", master_address, "--master-port", str(master_port)),
+        *(("--headless",) if rank else ()),
+    ]
+
+
 def serve_argv(
-    *, model: str, served_model_name: str, host: str, port: int, keyed: bool, extra: Sequence[str]
+    *, model: str, served_model_name: str, listen: tuple[str, int] | None, keyed: bool, extra: Sequence[str]
 ) -> list[str]:
-    """``vllm serve`` over Ray, said explicitly: newer versions do not infer it from a live cluster."""
+    """``vllm serve``. ``listen`` is host and port of the API; None on a rank that has none."""
     return [
         *("vllm", "serve", model, "--served-model-name", served_model_name),
-        *("--host", host, "--port", str(port), "--distributed-executor-backend", "ray"),
+        *(("--host", listen[0], "--port", str(listen[1])) if listen else ()),
         *(("--middleware", MIDDLEWARE) if keyed else ()),
         *extra,
     ]
 
 
 def serve_env(
-    environ: Mapping[str, str], *, ray_address: str, package_root: Path, api_key_file: Path | None
+    environ: Mapping[str, str], *, ray_address: str | None, package_root: Path, api_key_file: Path | None
 ) -> dict[str, str]:
     """The environment of ``vllm serve``: the container's own, Ray's address, and where the key check is."""
-    env = {**environ, "RAY_ADDRESS": ray_address}
+    env = {name: value for name, value in environ.items() if name != "RAY_ADDRESS"}
+    if ray_address is not None:
+        env["RAY_ADDRESS"] = ray_address
     if api_key_file is not None:
         env.pop("VLLM_API_KEY", None)  # one authority on keys
         env[KEY_FILE_VARIABLE] = str(api_key_file)

@@ -8,6 +8,7 @@ import time
 
 from spark_runtime.messages import BadMessage, LeaseReply, LeaseRequest
 from spark_runtime.observations import Failure, Seen
+from spark_runtime.processes import Child
 from spark_runtime.protocol import Step, WorkerProtocol
 from spark_runtime.rank import GenerationFailed, Rank, Settings, StopRequested
 
@@ -33,6 +34,7 @@ class Worker(Rank):
             self.incarnation,
             settings.limits,
             head=f"{settings.head_address}:{settings.status_port}",
+            over_ray=settings.over_ray,
         )
 
     def run(self) -> int:
@@ -61,25 +63,33 @@ class Worker(Rank):
 
     def _look(self) -> Seen:
         if self.protocol.is_ending:
-            return Seen(remains=self.remains(self.ray))
-        if self.protocol.running is not None and self.note_exit(self.ray):
+            return Seen(remains=self.remains(self.part))
+        part = self.part
+        if self.protocol.running is not None and part is not None and self.note_exit(part):
             self.processes.drain(timeout_s=1.0)
-            text = f"Ray ended on this node with exit code {self.exit_codes['ray']}"
-            return Seen(died=Failure(text, "ray", from_log=True))
+            text = f"{part.name} ended on this node with exit code {self.exit_codes[part.name]}"
+            return Seen(died=Failure(text, part.name, from_log=True))
         return Seen()
 
+    @property
+    def part(self) -> Child | None:
+        """What this rank takes part with."""
+        return self.ray or self.vllm
+
     def _do(self, step: Step) -> None:
-        if step == "start_ray" and self.protocol.running is not None:
+        if step == "join" and self.protocol.running is not None:
             self.start_log(self.protocol.running)
-            self.start_ray(head=False)
+            if self.settings.over_ray:
+                self.start_ray(head=False)
+            else:
+                self.start_vllm(self.on_line)
         elif step == "close":
-            self.note_exit(self.ray)
             self.memory.settle()
             self.protocol.close(self._first_line(), time.monotonic())
             self.set_phase(self.protocol.phase, self.protocol.detail)
             self.keep_end()
         else:
-            self.end_step(step, self.ray)
+            self.end_step(step, self.part)
 
     def _ask_head(self) -> Step:
         request = self.protocol.request(time.monotonic(), self._first_line())
@@ -103,9 +113,9 @@ class Worker(Rank):
             self._call(self.protocol.request(time.monotonic()))
         except HeadUnreachable as error:
             self.say(f"the head was not told: {error}")
-        if self.ray is not None:
-            self.processes.terminate(self.ray, 10, self.quiet_turn)
-            self.note_exit(self.ray)
+        if self.part is not None:
+            self.processes.terminate(self.part, 10, self.quiet_turn)
+            self.note_exit(self.part)
         self.end_everything()
         self.set_phase("stopped")
         self.keep_end()

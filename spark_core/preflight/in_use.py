@@ -16,7 +16,6 @@ from spark_core.fit import DEFAULT_UTILIZATION, GIB
 from spark_core.group import container_name
 from spark_core.settings import NodeSettings, Settings
 
-_PORTS = ("port", "ray_port", "status_port")
 _DAEMON = "docker.service"
 """Holds the ports that containers publish."""
 
@@ -27,7 +26,7 @@ def ports_of(settings: Settings, node: NodeSettings) -> dict[int, str]:
         getattr(group.serving, field): field
         for group in settings.groups.values()
         if group.nodes[0] == node.name
-        for field in _PORTS
+        for field in group.serving.port_fields
     }
 
 

@@ -20,6 +20,7 @@ OWN_FLAGS: dict[str, str] = {
     "--nnodes": "nodes",
     "--node-rank": "nodes",
     "--master-addr": "nodes",
+    "--master-port": "serving.master_port",
     "--headless": "nodes",
     "--uds": "serving.port",
     "-n": "nodes",
@@ -103,13 +104,17 @@ class PatchSettings(FrozenModel):
 class ServingSettings(FrozenModel):
     """How vLLM serves the model. A field that is not set is not passed: vLLM's own default holds."""
 
-    backend: Literal["ray"] = Field(default="ray", description="what distributes the ranks")
+    backend: Literal["ray", "mp"] = Field(
+        default="ray",
+        description="what distributes the ranks: ray, or mp for vLLM's own processes on every node without Ray",
+    )
     host: str = Field(default="0.0.0.0", description="address on which the head serves the API")  # noqa: S104
     port: Port = Field(default=30000, description="port of the API on the head")
     public_host: str | None = Field(
         default=None, description="host in the exported endpoint; default: the head's management_address"
     )
-    ray_port: Port = Field(default=6379, description="port of Ray's control store on the head")
+    ray_port: Port = Field(default=6379, description="port of Ray's control store on the head; backend ray")
+    master_port: Port = Field(default=29501, description="port on the head where the ranks meet; backend mp")
     status_port: Port = Field(default=30001, description="port of the supervisor's status on the head, fabric only")
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -194,13 +199,18 @@ class ServingSettings(FrozenModel):
     def _consistent(self) -> ServingSettings:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("enable_auto_tool_choice needs tool_call_parser (vLLM refuses it otherwise)")
-        ports = {"port": self.port, "ray_port": self.ray_port, "status_port": self.status_port}
+        ports = {field: getattr(self, field) for field in self.port_fields}
         if len(set(ports.values())) != len(ports):
-            raise ValueError(f"port, ray_port and status_port must differ; found {ports}")
+            raise ValueError(f"{', '.join(ports)} must differ; found {ports}")
         targets = [mount.target for mount in self.mounts] + [patch.target for patch in self.patches]
         if len(set(targets)) != len(targets):
             raise ValueError("two mounts or patches have the same target")
         return self
+
+    @property
+    def port_fields(self) -> tuple[str, ...]:
+        """The settings that name a fixed port of the head."""
+        return ("port", "ray_port" if self.backend == "ray" else "master_port", "status_port")
 
     @property
     def world_size(self) -> int:

@@ -18,7 +18,7 @@ LAUNCHER_VARIABLES: dict[str, str] = {
     "WORKER_IP": "nodes",
     "ETH_IF": "nodes[].fabric[].netdev",
     "IB_IF": "nodes[].fabric[].hca",
-    "MASTER_PORT": "groups.<name>.serving.ray_port",
+    "MASTER_PORT": "groups.<name>.serving.master_port",
     "NCCL_DEBUG": "groups.<name>.serving.nccl_debug",
     "NCCL_SOCKET_IFNAME": "nodes[].fabric[].netdev",
     "NCCL_IB_HCA": "nodes[].fabric[].hca",

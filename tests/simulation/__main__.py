@@ -9,6 +9,7 @@ what was run and found to bench/results/simulation.json. The exit code is 1 if a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -51,18 +52,21 @@ def random_campaign(first: int, seeds: int) -> dict[str, Any]:
 def short_campaign(depth: int) -> list[dict[str, Any]]:
     """Every schedule of up to this many faults."""
     found = []
-    for faults in range(1, depth + 1):
+    for faults, over_ray in itertools.product(range(1, depth + 1), (True, False)):
         count, failed, start = 0, 0, time.monotonic()
         for steps in short_schedules(faults):
             count += 1
             try:
-                play_short(steps, protocol)
+                play_short(steps, protocol, over_ray)
             except Violation as violation:
                 failed += 1
                 if failed <= SHOWN:
                     print(f"{steps}: {violation}\n", flush=True)
         seconds = round(time.monotonic() - start, 1)
-        found.append({"faults": faults, "schedules": count, "violations": failed, "seconds": seconds})
+        backend = "ray" if over_ray else "mp"
+        found.append(
+            {"faults": faults, "backend": backend, "schedules": count, "violations": failed, "seconds": seconds}
+        )
     return found
 
 

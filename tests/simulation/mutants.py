@@ -34,7 +34,7 @@ REQUIRED = (
         "            return None\n",
     ),
     Mutant("counter reset", "        self.number += 1\n", "        self.number = 1\n"),
-    Mutant("order swapped", "        if not self.may_join and seen.ray_listens:\n", "        if not self.may_join:\n"),
+    Mutant("order swapped", "        if not self.may_join and seen.joinable:\n", "        if not self.may_join:\n"),
 )
 """The five that must never go unnoticed."""
 
@@ -50,7 +50,7 @@ FURTHER = (
     Mutant("old question counted", "!= request.incarnation or last.sequence < request.sequence:\n", "or True:\n"),
     Mutant(
         "vLLM before the workers",
-        "        complete = self.may_join and seen.ray_complete and self.may_serve(now)\n",
+        "        complete = self.may_join and seen.complete and self.may_serve(now)\n",
         "        complete = self.may_join\n",
     ),
     Mutant(

@@ -39,10 +39,16 @@ class Scenario:
     """A group in a world, and the faults that can happen to it."""
 
     def __init__(
-        self, nodes: int, rng: random.Random, machine: ModuleType, limits: Limits = LIMITS, heal: str = "restart"
+        self,
+        nodes: int,
+        rng: random.Random,
+        machine: ModuleType,
+        limits: Limits = LIMITS,
+        heal: str = "restart",
+        over_ray: bool = True,
     ) -> None:
         self.rng, self.machine, self.limits, self.heal = rng, machine, limits, heal
-        self.world = World(nodes, rng, check)
+        self.world = World(nodes, rng, check, over_ray)
         self.deployment, self.moved = "d1", False
         self.behind: set[int] = set()
         self.head = self.world.nodes[0]
@@ -278,9 +284,10 @@ def play(scenario: Scenario, steps: Sequence[Step], start_s: float = 0.0) -> flo
 
 
 def random_schedule(seed: int, machine: ModuleType) -> float:
-    """One to three nodes, up to twelve faults at any distance, lossy or slow links or none."""
+    """One to three nodes, up to twelve faults at any distance, lossy or slow links or none; odd seeds without Ray."""
     rng = random.Random(seed)  # noqa: S311 (to be repeated, not to be secret)
-    scenario = Scenario(rng.choice([1, 2, 2, 2, 3]), rng, machine, heal="restart" if rng.random() < 0.9 else "report")
+    nodes, heal = rng.choice([1, 2, 2, 2, 3]), "restart" if rng.random() < 0.9 else "report"
+    scenario = Scenario(nodes, rng, machine, heal=heal, over_ray=seed % 2 == 0)
     world = scenario.world
     world.loss = rng.choice([0.0, 0.0, 0.1, 0.4])
     slowest, straggler = rng.choice([(0.0, 0.0), (0.0, 0.0), (1.0, 0.0), (4.0, 0.0), (0.5, 0.15)])
@@ -301,6 +308,6 @@ def short_schedules(depth: int) -> Iterator[list[Step]]:
     yield from (list(steps) for steps in itertools.product(first, *[later] * (depth - 1)))
 
 
-def play_short(steps: Sequence[Step], machine: ModuleType) -> float:
+def play_short(steps: Sequence[Step], machine: ModuleType, over_ray: bool = True) -> float:
     """One of the exhaustive schedules: nothing in it is random but what vLLM does when it loses a worker."""
-    return play(Scenario(2, random.Random(1), machine), steps)  # noqa: S311 (the same for all)
+    return play(Scenario(2, random.Random(1), machine, over_ray=over_ray), steps)  # noqa: S311 (the same for all)

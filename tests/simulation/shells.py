@@ -82,7 +82,15 @@ class SimHead(Shell):
         disk = node.disk
         attempts = Attempts(list(disk.crashes), disk.unfinished)
         self.protocol: Any = machine.HeadProtocol(
-            "g", deployment, world.size, self.incarnation, limits, heal, number=disk.number, attempts=attempts
+            "g",
+            deployment,
+            world.size,
+            self.incarnation,
+            limits,
+            heal,
+            over_ray=world.over_ray,
+            number=disk.number,
+            attempts=attempts,
         )
         self.protocol.open(self.now)
         self.answer_at: float | None = None
@@ -128,11 +136,16 @@ class SimHead(Shell):
         world, generation = self.world, self.protocol.generation
         ray = world.has(self.node, "ray", generation)
         vllm = world.has(self.node, "vllm", generation)
-        listens = ray is not None and world.time >= ray.born + self.node.ray_delay
+        if world.over_ray:
+            listens = ray is not None and world.time >= ray.born + self.node.ray_delay
+            complete = listens and world.is_whole(self.node, generation)
+        else:
+            listens, complete = vllm is not None, True
         if listens:
             world.listened.add(generation)
-        complete = listens and world.is_whole(self.node, generation)
         loaded = vllm is not None and world.time >= vllm.born + self.node.load_delay
+        if not world.over_ray:
+            loaded = loaded and len(world.joined.get(generation, ())) == world.size - 1
         if loaded and vllm is not None and self.protocol.phase == "loading" and world.failing_loads:
             self.line = world.failing_loads.pop(0)
             world.kill(self.node, vllm)
@@ -147,8 +160,8 @@ class SimHead(Shell):
         world, generation = self.world, self.protocol.generation
         if step == "begin":
             self._begin()
-        elif step == "start_ray":
-            self.spawn("ray", generation)
+        elif step == "join":
+            self.spawn("ray" if world.over_ray else "vllm", generation)
         elif step == "start_vllm":
             if world.joined.get(generation, set()) != set(range(1, world.size)):
                 raise Violation("6: vLLM starts before every worker has started Ray")
@@ -228,7 +241,7 @@ class SimWorker(Shell):
         super().__init__(world, node, deployment, rank)
         self.head, self.limits = head, limits
         self.protocol: Any = machine.WorkerProtocol(
-            "g", deployment, rank, world.size, node.address, self.incarnation, limits
+            "g", deployment, rank, world.size, node.address, self.incarnation, limits, over_ray=world.over_ray
         )
         self.protocol.open(self.now)
         self.call: Call | None = None
@@ -272,27 +285,27 @@ class SimWorker(Shell):
         return False
 
     def _do(self, step: str) -> None:
-        if step == "start_ray":
-            self._start_ray(self.protocol.running)
+        if step == "join":
+            self._join(self.protocol.running)
         elif step == "close":
             self.protocol.close("", self.now)
             self.mine = []
         else:
             self.end_step(step)
 
-    def _start_ray(self, generation: Generation) -> None:
+    def _join(self, generation: Generation) -> None:
         world = self.world
         if generation.deployment != self.deployment:
-            raise Violation(f"3: {self.incarnation} starts Ray for another deployment")
+            raise Violation(f"3: {self.incarnation} starts something for another deployment")
         if generation not in world.listened:
-            raise Violation(f"6: {self.incarnation} starts Ray before the head's Ray listens")
+            raise Violation(f"6: {self.incarnation} starts its part before the head's is there")
         for node in world.nodes:
             head = node.supervisor
             if isinstance(head, SimHead) and head.protocol.generation == generation:
                 member = head.protocol.members.get(self.rank)
                 if member != self.incarnation:
-                    raise Violation(f"3: {self.incarnation} starts Ray, the member of rank {self.rank} is {member}")
-        self.spawn("ray", generation)
+                    raise Violation(f"3: {self.incarnation} starts its part, the member is {member}")
+        self.spawn("ray" if world.over_ray else "headless", generation)
         world.joined.setdefault(generation, set()).add(self.rank)
 
     def _stop(self) -> None:

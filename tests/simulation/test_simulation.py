@@ -14,12 +14,15 @@ from tests.simulation.shells import SimHead, SimWorker
 from tests.simulation.world import Violation
 
 SEEDS = 150
-MUTANT_SEEDS = 400
+MUTANT_SEEDS = 1500
 
 
-def scenario(nodes: int = 2, limits: Limits = LIMITS, heal: str = "restart") -> Scenario:
+BACKENDS = pytest.mark.parametrize("over_ray", [True, False], ids=["ray", "mp"])
+
+
+def scenario(nodes: int = 2, limits: Limits = LIMITS, heal: str = "restart", over_ray: bool = True) -> Scenario:
     """A group that serves."""
-    made = Scenario(nodes, random.Random(7), protocol, limits, heal)  # noqa: S311 (to be repeated)
+    made = Scenario(nodes, random.Random(7), protocol, limits, heal, over_ray)  # noqa: S311 (to be repeated)
     made.world.run(60.0)
     assert head_of(made).protocol.phase == "serving"
     return made
@@ -52,11 +55,12 @@ def test_random_schedules() -> None:
     assert not failed, f"seeds {list(failed)}; python -m tests.simulation --first SEED --seeds 1 repeats one\n{shown}"
 
 
-def test_every_fault_at_every_moment_of_a_start() -> None:
+@BACKENDS
+def test_every_fault_at_every_moment_of_a_start(over_ray: bool) -> None:
     failed = []
     for steps in short_schedules(1):
         try:
-            play_short(steps, protocol)
+            play_short(steps, protocol, over_ray)
         except Violation as violation:
             failed.append(f"{steps}: {violation}")
     assert not failed, f"{len(failed)} schedules, the first: {failed[0]}"
@@ -78,8 +82,9 @@ def test_a_patch_that_does_not_fit_is_an_error() -> None:
         load(Mutant("stale", "no such line", ""))
 
 
-def test_a_cable_pulled_for_ten_seconds_is_ridden_out() -> None:
-    made = scenario(limits=Limits())
+@BACKENDS
+def test_a_cable_pulled_for_ten_seconds_is_ridden_out(over_ray: bool) -> None:
+    made = scenario(limits=Limits(), over_ray=over_ray)
     before = head_of(made).protocol.generation
     for pause_s in (0.0, 0.5, 1.0, 1.5):  # wherever in the rhythm of the leases
         made.world.run(30.0 + pause_s)
@@ -92,8 +97,9 @@ def test_a_cable_pulled_for_ten_seconds_is_ridden_out() -> None:
         assert head_of(made).protocol.generation == before and head_of(made).protocol.phase == "serving"
 
 
-def test_a_cable_pulled_for_three_minutes_is_healed() -> None:
-    made = scenario(limits=Limits())
+@BACKENDS
+def test_a_cable_pulled_for_three_minutes_is_healed(over_ray: bool) -> None:
+    made = scenario(limits=Limits(), over_ray=over_ray)
     made.cut_both(made.world.nodes[1])
     made.world.run(180.0)
     assert head_of(made).protocol.phase == "waiting_for_ranks" and not made.world.nodes[1].processes
@@ -102,9 +108,10 @@ def test_a_cable_pulled_for_three_minutes_is_healed() -> None:
     until(made, "serving", 30.0)
 
 
+@BACKENDS
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_dead_rank_is_found_within_half_a_minute_and_replaced(host: int) -> None:
-    made = scenario(limits=Limits())
+def test_a_dead_rank_is_found_within_half_a_minute_and_replaced(host: int, over_ray: bool) -> None:
+    made = scenario(limits=Limits(), over_ray=over_ray)
     made.power_cut(made.world.nodes[host])
     made.world.run(30.0)
     assert not made.world.nodes[1 - host].processes
@@ -127,8 +134,9 @@ def test_a_head_that_stood_still_says_so_and_its_deadlines_did_too() -> None:
     assert head_of(made).phase != "failed" and "not all ranks came" not in "\n".join(made.world.trace)
 
 
-def test_both_hosts_that_lose_power_serve_again() -> None:
-    made = scenario()
+@BACKENDS
+def test_both_hosts_that_lose_power_serve_again(over_ray: bool) -> None:
+    made = scenario(over_ray=over_ray)
     for node in made.world.nodes[:2]:
         made.power_cut(node)
     made.world.run(5.0)
@@ -138,8 +146,9 @@ def test_both_hosts_that_lose_power_serve_again() -> None:
     until(made, "serving", 40.0)
 
 
-def test_a_node_that_returns_after_hours_is_taken_in() -> None:
-    made = scenario()
+@BACKENDS
+def test_a_node_that_returns_after_hours_is_taken_in(over_ray: bool) -> None:
+    made = scenario(over_ray=over_ray)
     made.power_cut(made.world.nodes[1])
     until(made, "failed", 100.0)
     assert "not all ranks came within 40 s: rank 1" in head_of(made).protocol.detail
@@ -150,8 +159,9 @@ def test_a_node_that_returns_after_hours_is_taken_in() -> None:
     until(made, "serving", 40.0)
 
 
-def test_a_rank_stopped_by_hand_is_named_and_its_return_is_enough() -> None:
-    made = scenario()
+@BACKENDS
+def test_a_rank_stopped_by_hand_is_named_and_its_return_is_enough(over_ray: bool) -> None:
+    made = scenario(over_ray=over_ray)
     made.stop(made.world.nodes[1])
     until(made, "failed", 20.0)
     assert head_of(made).protocol.detail == "rank 1 (10.0.0.1) was stopped by hand or by its deployment (SIGTERM)"
@@ -161,8 +171,9 @@ def test_a_rank_stopped_by_hand_is_named_and_its_return_is_enough() -> None:
     until(made, "serving", 40.0)
 
 
-def test_a_head_stopped_by_hand_is_named_by_the_others() -> None:
-    made = scenario()
+@BACKENDS
+def test_a_head_stopped_by_hand_is_named_by_the_others(over_ray: bool) -> None:
+    made = scenario(over_ray=over_ray)
     made.stop(made.world.nodes[0])
     made.world.run(3.0)
     worker = made.world.nodes[1].supervisor
@@ -218,22 +229,24 @@ def test_a_group_that_only_reports_stays_down_until_it_is_asked() -> None:
     until(made, "serving", 40.0)
 
 
-def test_a_frozen_engine_that_answers_200_is_found() -> None:
-    made = scenario()
+@BACKENDS
+def test_a_frozen_engine_that_answers_200_is_found(over_ray: bool) -> None:
+    made = scenario(over_ray=over_ray)
     made.freeze(made.head)
     found_s = until(made, "ending", 60.0)
     assert found_s <= LIMITS.canary_interval_s + LIMITS.canary_retry_s + 2 * 8.0 + LIMITS.last_words_s + 2.0
     until(made, "serving", 40.0)
 
 
-def test_what_will_not_die_is_told_and_keeps_the_next_generation_away() -> None:
-    made = scenario()
+@BACKENDS
+def test_what_will_not_die_is_told_and_keeps_the_next_generation_away(over_ray: bool) -> None:
+    made = scenario(over_ray=over_ray)
     worker = made.world.nodes[1]
     made.immortal(worker)
     made.kill_process(made.head)
     made.world.run(60.0)
     assert head_of(made).protocol.phase in ("waiting_for_ranks", "failed")
-    assert "rank 1 (10.0.0.1) is not ready: reboot the node, these will not die: ray" in head_of(made).protocol.detail
+    assert "rank 1 (10.0.0.1) is not ready: reboot the node, these will not die: " in head_of(made).protocol.detail
     made.mortal(worker)
     until(made, "serving", 60.0)
 

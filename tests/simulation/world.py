@@ -23,7 +23,10 @@ class Violation(Exception):
 
 @dataclass(eq=False)
 class Process:
-    """A process tree of Ray or vLLM. A frozen one answers /health and does nothing else."""
+    """A process tree of Ray or vLLM. A frozen one answers /health and does nothing else.
+
+    Kinds: ``ray``, ``vllm`` (the head's server), and without Ray ``headless`` (a worker's vLLM).
+    """
 
     kind: str
     generation: Generation
@@ -103,8 +106,9 @@ class Call:
 class World:
     """Hosts 0 to N-1 of a group, and one spare host."""
 
-    def __init__(self, nodes: int, rng: random.Random, check: Callable[[World], None]) -> None:
+    def __init__(self, nodes: int, rng: random.Random, check: Callable[[World], None], over_ray: bool = True) -> None:
         self.size = nodes
+        self.over_ray = over_ray
         self.rng = rng
         self.time = 0.0
         self.nodes = [Node(index) for index in range(nodes + 1)]
@@ -221,18 +225,22 @@ class World:
 
     def is_whole(self, head: Node, generation: Generation) -> bool:
         """Whether a completion could cross all ranks of a generation."""
-        if self.has(head, "ray", generation) is None:
+        if self.has(head, "ray" if self.over_ray else "vllm", generation) is None:
             return False
-        workers = [n for n in self.nodes if n is not head and self.has(n, "ray", generation)]
+        workers = [n for n in self.nodes if n is not head and self.takes_part(n, generation)]
         reached = [n for n in workers if self.connected(head, n) and self.connected(n, head)]
         return len(reached) == self.size - 1
+
+    def takes_part(self, node: Node, generation: Generation) -> bool:
+        """Whether a worker's part of a generation runs."""
+        return self.has(node, "ray" if self.over_ray else "headless", generation) is not None
 
     def _engine(self, node: Node) -> None:
         # vLLM notices a lost worker at once, after a while, or not at all.
         for process in list(node.processes):
-            if process.kind != "vllm":
-                continue
-            others = [n for n in self.nodes if n is not node and self.has(n, "ray", process.generation)]
+            if process.kind != "vllm" or len(self.joined.get(process.generation, ())) < self.size - 1:
+                continue  # a rendezvous that waits for its ranks
+            others = [n for n in self.nodes if n is not node and self.takes_part(n, process.generation)]
             if len(others) < self.size - 1 and not process.frozen:
                 if self.rng.random() < 0.3:
                     process.frozen = True

@@ -90,6 +90,18 @@ def test_ranks_differ_only_in_what_follows_from_their_node() -> None:
     assert set(worker.mounts) <= set(head.mounts)
 
 
+def test_without_ray_every_rank_is_told_where_to_meet_and_by_which_backend() -> None:
+    change = {"groups.main.serving.backend": "mp", "groups.main.serving.master_port": 29700}
+    for container in plan(change).containers:
+        assert after(container.command, "--backend") == "mp"
+        assert after(container.command, "--master-port") == "29700"
+    assert plan(change).deployment != plan().deployment
+    assert settings_with(change).groups["main"].serving.port_fields == ("port", "master_port", "status_port")
+    settings_with({**change, "groups.main.serving.ray_port": 29700})  # a port that nobody uses collides with nothing
+    with pytest.raises(SettingsError, match="port, master_port, status_port must differ"):
+        settings_with({**change, "groups.main.serving.port": 29700})
+
+
 def test_nodes_that_use_other_cages_get_their_own_interface_names() -> None:
     head, worker = plan(
         {"nodes[1].fabric[0]": {"netdev": "enp1s0f0np0", "address": "192.168.200.13/24", "hca": "rocep1s0f0"}}

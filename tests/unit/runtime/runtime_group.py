@@ -100,20 +100,21 @@ class Group:
 
     def __init__(self, folder: Path, mount: Path) -> None:
         self.folder, self.mount = folder, mount
-        self.ports = [_free_port() for _ in range(3)]
+        self.ports = [_free_port() for _ in range(4)]
         self.key_file = folder / "api_key"
         self.key_file.write_text(KEY + "\n")
         self.started: list[Supervisor] = []
 
     def start(self, rank: int, *options: str, wrapper: tuple[str, ...] = (), nodes: int = 2, **env: str) -> Supervisor:
         """Start a rank; ``options`` come last and so override what stands here."""
-        ray_port, status_port, serve_port = self.ports
+        ray_port, status_port, serve_port, master_port = self.ports
         before, _, behind = " ".join(options).partition("-- ")
         argv = [
             *wrapper,
             *(sys.executable, str(self.mount), "run", "--group", "main", "--deployment", "d1"),
             *("--rank", str(rank), "--nodes", str(nodes), "--gpus-per-node", "1", "--backend", "ray"),
             *("--head-address", ADDRESSES[0], "--node-address", ADDRESSES[rank], "--ray-port", str(ray_port)),
+            *("--master-port", str(master_port)),
             *("--status-port", str(status_port), "--serve-port", str(serve_port), "--serve-host", "0.0.0.0"),
             *("--model", "/models/x", "--served-model-name", "name", "--api-key-file", str(self.key_file)),
             *("--state-dir", str(self.folder / f"state{rank}"), "--ray-folder", str(self.folder / "ray")),

@@ -313,8 +313,23 @@ def test_vllm_gets_the_path_of_the_keys_and_no_key(tmp_path: Path) -> None:
     }
     env = vllm_server.serve_env({}, ray_address="a:1", package_root=root, api_key_file=None)
     assert env == {"RAY_ADDRESS": "a:1"}
-    argv = vllm_server.serve_argv(model="/m", served_model_name="n", host="0.0.0.0", port=1, keyed=False, extra=["--x"])
-    assert "--middleware" not in argv and argv[-3:] == ["--distributed-executor-backend", "ray", "--x"]
+    argv = vllm_server.serve_argv(model="/m", served_model_name="n", listen=("0.0.0.0", 1), keyed=False, extra=["--x"])
+    assert argv == ["vllm", "serve", "/m", "--served-model-name", "n", "--host", "0.0.0.0", "--port", "1", "--x"]
+    assert vllm_server.serve_env({"RAY_ADDRESS": "b"}, ray_address=None, package_root=root, api_key_file=None) == {}
+
+
+def test_without_ray_each_rank_knows_its_place_and_only_the_head_listens() -> None:
+    place = {"nodes": 3, "master_address": "10.0.0.1", "master_port": 29501}
+    ray = vllm_server.backend_args("ray", rank=0, **place)  # type: ignore[arg-type]
+    head, last = (vllm_server.backend_args("mp", rank=rank, **place) for rank in (0, 2))  # type: ignore[arg-type]
+    assert ray == ["--distributed-executor-backend", "ray"]
+    meeting = "--distributed-executor-backend mp --nnodes 3 --node-rank {} --master-addr 10.0.0.1 --master-port 29501"
+    assert " ".join(head) == meeting.format(0)
+    assert " ".join(last) == meeting.format(2) + " --headless"
+    alone = vllm_server.backend_args("mp", rank=0, nodes=1, master_address="10.0.0.1", master_port=29501)
+    assert alone == ["--distributed-executor-backend", "uni"]
+    argv = vllm_server.serve_argv(model="/m", served_model_name="n", listen=None, keyed=False, extra=last)
+    assert "--host" not in argv and "--port" not in argv
 
 
 def test_the_names_that_vllm_must_not_copy_are_added_to_what_is_there(tmp_path: Path) -> None:

@@ -81,12 +81,12 @@ def serving_head(**more: object) -> tuple[HeadProtocol, Asker]:
     head, workers = new_head(**more)
     for rank in (1, 2):
         assert workers.ask(rank, 0.0).order == "idle"
-    assert head.turn(0.0, Seen()) == "start_ray"
-    assert head.turn(0.1, Seen(ray_listens=True)) == "wait"
+    assert head.turn(0.0, Seen()) == "join"
+    assert head.turn(0.1, Seen(joinable=True)) == "wait"
     for rank in (1, 2):
         assert workers.ask(rank, 0.2).order == "join"
         assert workers.ask(rank, 0.3, running=head.generation).order == "join"
-    steps = [head.turn(now, Seen(ray_complete=True)) for now in (1.0, 3.0, 5.0, 5.1)]
+    steps = [head.turn(now, Seen(complete=True)) for now in (1.0, 3.0, 5.0, 5.1)]
     assert steps == ["wait", "wait", "wait", "start_vllm"]
     for rank in (1, 2):
         workers.ask(rank, 5.2, running=head.generation)
@@ -319,7 +319,7 @@ def finish(worker: WorkerProtocol, now: float) -> None:
 
 def test_a_worker_runs_one_generation_and_none_that_it_has_ended() -> None:
     worker = new_worker()
-    assert worker.answered(reply(1), 1.0) == "start_ray"
+    assert worker.answered(reply(1), 1.0) == "join"
     assert worker.answered(reply(1), 2.0) == "wait" and phase_of(worker) == "loading"
     worker.fail(Failure("Ray ended", "ray"), 3.0)
     told = worker.request(3.0, "the cause")
@@ -328,7 +328,7 @@ def test_a_worker_runs_one_generation_and_none_that_it_has_ended() -> None:
     finish(worker, 4.0)
     assert phase_of(worker) == "failed" and worker.request(4.0).idle
     assert worker.answered(reply(1), 5.0) == "wait"
-    assert worker.answered(reply(2), 6.0) == "start_ray"
+    assert worker.answered(reply(2), 6.0) == "join"
 
 
 @pytest.mark.parametrize("answer", [reply(1, "idle"), reply(2), reply(2, "idle")])
@@ -353,7 +353,7 @@ def test_a_worker_leaves_a_head_that_is_silent_and_goes_on_asking() -> None:
     worker.turn(50.0, Seen())
     assert phase_of(worker) == "failed"
     assert worker.detail == "no lease from the head at 10.0.0.0:1 within 40 s: Connection refused"
-    assert worker.answered(reply(5), 60.0) == "start_ray"
+    assert worker.answered(reply(5), 60.0) == "join"
 
 
 def test_a_head_of_another_deployment_is_not_followed() -> None:

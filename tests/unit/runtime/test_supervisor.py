@@ -59,6 +59,54 @@ def test_a_group_starts_in_order_serves_and_stops_in_order(group: Group) -> None
 
 
 @scenario
+def test_without_ray_the_ranks_start_side_by_side_and_end_together(group: Group) -> None:
+    head = group.start(0, "--backend mp --heal restart")
+    worker = group.start(1, "--backend mp")
+    status = head.wait_for("serving")
+    worker.wait_for("serving")
+    assert group.events()[:3] == ["vllm start", "vllm-headless start", "vllm completion"]
+    argv = json.loads((group.folder / "vllm-headless.argv").read_text())
+    assert "--headless" in argv and "--port" not in argv and "--middleware" not in argv
+    assert argv[-2:] == ["--max-model-len", "512"]
+    env = json.loads((group.folder / "vllm-headless.env").read_text())
+    assert "RAY_ADDRESS" not in env and "SPARK_VLLM_API_KEY_FILE" not in env
+    assert status["generation"]["n"] == 1 and not any(event.startswith("ray") for event in group.events())
+
+    worker.process.kill()
+    worker.process.wait()
+    for pid in group.left_over():  # a container would have taken its own with it
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"VLLM_HOST_IP=127.0.0.2" in Path(f"/proc/{pid}/environ").read_bytes():
+                os.kill(pid, 9)
+    again = group.start(1, "--backend mp")
+    status = head.wait_for("serving", generation=2)
+    assert "rank 1" in status["healing"]["last_failure"]["line"]
+    again.wait_for("serving")
+    assert head.stop() == 0
+    again.wait_for("waiting_for_ranks")
+    assert again.stop() == 0 and again.status()["first_error"] is None
+    eventually(lambda: group.left_over() == [], group.left_over)
+
+
+@scenario
+def test_without_ray_a_rank_that_fails_is_told_by_its_own_cause(group: Group) -> None:
+    head = group.start(0, "--backend mp --lease-interval-s 1")
+    worker = group.start(1, "--backend mp --lease-interval-s 1", FAKE_VLLM="headless_dies")
+    error = head.wait_for("failed")["first_error"]
+    assert error["source"] == "rank 1 vllm"
+    assert error["line"].startswith("rank 1 (127.0.0.2): ValueError: Free memory on device cuda:0")
+    assert worker.status()["first_error"]["line"].startswith("ValueError: Free memory on device")
+
+
+@scenario
+def test_without_ray_the_cause_on_the_head_is_not_hidden_by_a_rank_that_lost_it(group: Group) -> None:
+    head = group.start(0, "--backend mp --lease-interval-s 1", FAKE_VLLM="dies_loading")
+    group.start(1, "--backend mp --lease-interval-s 1")
+    error = head.wait_for("failed")["first_error"]
+    assert error["line"].startswith("ValueError: Free memory on device cuda:0") and error["source"] == "vllm"
+
+
+@scenario
 def test_a_worker_that_never_comes_is_named(group: Group) -> None:
     head = group.start(0, "--join-timeout-s 1")
     failed = head.wait_for("failed")
