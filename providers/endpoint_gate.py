@@ -65,6 +65,9 @@ class EndpointGateProvider(SparkProvider):
     def _pass(self, props: Mapping[str, Any]) -> None:
         group = self.run.settings.groups[props["group"]]
         ranks = _ranks(self.run, props)
+        if observe_rank(ranks[0]).held:
+            say(f"{ranks[0].transport.node}: the group is stopped on request; nothing is proven until it is started")
+            return
         newer_than = self._renew(ranks)
         states = wait_until_serving(
             ranks, stall_s=group.serving.start_timeout_s, progress=say, newer_than=newer_than, sleep=_pause

@@ -69,6 +69,11 @@ class RankState:
     silent_s: float = 0.0
 
     @property
+    def held(self) -> bool:
+        """Whether somebody has asked for it to be stopped; its supervisor then runs and starts nothing."""
+        return self.running and (self.status or {}).get("desired") == "stopped"
+
+    @property
     def silent(self) -> bool:
         """Whether the supervisor runs and has long not said anything: it writes every second or two."""
         return self.running and self.silent_s > SILENT_S
@@ -142,6 +147,8 @@ def drift_of(states: Sequence[RankState]) -> str:
         if state.silent:
             return f"{state.node}: supervisor silent"
     head = states[0]
+    if head.held:
+        return f"{head.node}: stopped on request"
     if head.phase != "serving":
         return f"{head.node}: {head.phase}"
     for state in states[1:]:

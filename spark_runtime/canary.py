@@ -14,13 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 (what a wildcard is reached by)
 _COUNTER = re.compile(
-    r"^vllm:(generation_tokens_total|prompt_tokens_total|num_requests_running)(?:\{[^}]*\})?\s+([0-9.eE+]+)",
+    r"^vllm:(generation_tokens_total|prompt_tokens_total|num_requests_running|kv_cache_usage_perc)"
+    r"(?:\{[^}]*\})?\s+([0-9.eE+-]+)",
     re.MULTILINE,
 )
 _ANSWERS = ("content", "reasoning", "reasoning_content", "text", "tool_calls")
@@ -30,23 +31,29 @@ _MAX_BODY_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Counters:
-    """How busy the server is: requests that run, and tokens read and generated since its start."""
+    """How busy the server is: requests that run, tokens read and generated since its start, share of the KV cache.
+
+    A long prompt is counted when it has been read as a whole; until then only the KV cache shows that it moves.
+    """
 
     running: float
     tokens: float
+    kv_cache: float = 0.0
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Outcome of one completion. ``text`` is a reason when it is not ok; it never contains a key.
 
-    ``how`` is ``traffic`` where the tokens of real requests stand in for it.
+    ``how`` is ``traffic`` where the tokens of real requests stand in for it. ``stalled``: no answer in time, and
+    nothing moved for other requests either.
     """
 
     ok: bool
     ms: int
     text: str = ""
     how: str = "completion"
+    stalled: bool = False
 
 
 class Server:
@@ -69,12 +76,16 @@ class Server:
             code, body = self._ask("GET", "/metrics", None, {}, 5.0)
         except (OSError, http.client.HTTPException):
             return None
-        sums = {"generation_tokens_total": 0.0, "prompt_tokens_total": 0.0, "num_requests_running": 0.0}
+        sums = dict.fromkeys(
+            ("generation_tokens_total", "prompt_tokens_total", "num_requests_running", "kv_cache_usage_perc"), 0.0
+        )
         for name, value in _COUNTER.findall(body.decode("utf-8", "replace")):
-            sums[name] += float(value)
+            with contextlib.suppress(ValueError):
+                sums[name] += float(value)
         if code != 200:
             return None
-        return Counters(sums["num_requests_running"], sums["generation_tokens_total"] + sums["prompt_tokens_total"])
+        tokens = sums["generation_tokens_total"] + sums["prompt_tokens_total"]
+        return Counters(sums["num_requests_running"], tokens, sums["kv_cache_usage_perc"])
 
     def answers_without_key(self) -> bool:
         """Whether the API can be used without a key: with a key file declared, that must never be so."""
@@ -97,6 +108,7 @@ class Server:
             text = "" if code == 200 and _has_text(answer) else _explain(code, answer)
         except TimeoutError:
             text = f"the completion did not come back within {timeout_s:.0f} s"
+            return Verdict(False, int((time.monotonic() - started) * 1000), text, stalled=True)
         except (OSError, http.client.HTTPException, ValueError) as error:
             text = f"the completion got no answer: {type(error).__name__}: {error}"
         return Verdict(not text, int((time.monotonic() - started) * 1000), text)
@@ -158,6 +170,9 @@ class Canary:
             now = server.counters()
             if not verdict.ok and before is not None and _serves_others(start, now):
                 verdict = Verdict(True, verdict.ms, how="traffic")  # slow because it is full, not dead
+            elif verdict.stalled and (before is None or start is None or now is None):
+                # The first one may compile for long, and a server too busy to show its counters may be alive.
+                verdict = replace(verdict, stalled=False)
         self.counters = now
         self._verdict = verdict
 
@@ -169,7 +184,9 @@ class Canary:
 
 
 def _serves_others(before: Counters | None, now: Counters | None) -> bool:
-    return before is not None and now is not None and now.tokens > before.tokens and now.running > 0
+    if before is None or now is None or now.running == 0:
+        return False
+    return now.tokens > before.tokens or now.kv_cache != before.kv_cache
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:

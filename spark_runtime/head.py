@@ -44,6 +44,7 @@ class Head(Rank):
             settings.serve_host, settings.serve_port, settings.served_model_name, settings.api_key_file
         )
         self.last_canary: dict[str, Any] | None = None
+        self.last_good_canary_at: float | None = None
         self.last_failure: dict[str, Any] | None = None
         self._lock = threading.Lock()  # the protocol is shared with the threads of the status server
         self._probe: Child | None = None
@@ -76,6 +77,7 @@ class Head(Rank):
         """The status of the group (called from the status server's threads too)."""
         now = time.monotonic()
         own = {
+            "node": self._node(0),
             "address": self.settings.node_address,
             "incarnation": self.incarnation,
             "lease_age_s": 0.0,
@@ -86,6 +88,7 @@ class Head(Rank):
         with self._lock:
             for rank, lease in sorted(self.protocol.leases.items()):
                 ranks[str(rank)] = {
+                    "node": self._node(rank),
                     "address": lease.request.address,
                     "incarnation": lease.request.incarnation,
                     "lease_age_s": round(now - lease.seen, 1),
@@ -100,8 +103,18 @@ class Head(Rank):
                 "retry_in_s": round(max(0.0, self.protocol.retry_at - now), 1) if backing_off else None,
                 "last_failure": self.last_failure,
             }
-        more = {"ranks": ranks, "refused": refusals, "last_canary": self.last_canary, "healing": healing}
+        more = {
+            "ranks": ranks,
+            "refused": refusals,
+            "last_canary": self.last_canary,
+            "last_good_canary_at": self.last_good_canary_at,
+            "healing": healing,
+        }
         return {**super().document(), **more}
+
+    def _node(self, rank: int) -> str:
+        names = self.protocol.names
+        return names[rank] if rank < len(names) else ""
 
     def _listen(self) -> StatusServer:
         address, port = self.settings.node_address, self.settings.status_port
@@ -128,6 +141,7 @@ class Head(Rank):
             asked = self.take_restart_request()
             with self._lock:
                 self.protocol.restart_wanted = self.protocol.restart_wanted or asked
+                self.protocol.held = self.held
                 step = self.protocol.turn(time.monotonic(), seen)
             self._do(step)
         except GenerationFailed as error:
@@ -185,8 +199,10 @@ class Head(Rank):
             "at": time.time(), "ms": verdict.ms, "ok": verdict.ok, "how": verdict.how, "text": verdict.text
         }  # fmt: skip
         self._counters, self._canary = self._canary.counters, None
+        if verdict.ok:
+            self.last_good_canary_at = time.time()
         self.publish()
-        return Answer(verdict.ok, verdict.text)
+        return Answer(verdict.ok, verdict.text, verdict.stalled)
 
     def _do(self, step: Step) -> None:
         if step == "begin":
@@ -267,7 +283,7 @@ class Head(Rank):
 
     def _close(self) -> None:
         failure, line = self.protocol.failure, ""
-        if failure is not None and not self.protocol.restart_wanted:
+        if failure is not None and not (self.protocol.restart_wanted or self.held):
             self.first_error = self._explain(failure)
             line = self.first_error.line
             self.last_failure = {
@@ -301,10 +317,24 @@ class Head(Rank):
     def _show(self) -> None:
         self.tell_stuck(self.protocol.stuck)
         self.set_phase(self.protocol.phase, self.protocol.detail)
+        self.protocol.digest = self._digest()
         kept = (len(self.protocol.attempts.crashes), self.protocol.attempts.unfinished)
         if kept != self._kept:
             self._kept = kept
             status.keep_attempts(self.settings.state_dir, self.protocol.attempts, time.monotonic())
+
+    def _digest(self) -> dict[str, Any]:
+        """What the other ranks show of the group in their own status."""
+        with self._lock:
+            leases = {str(rank): lease.request.phase for rank, lease in self.protocol.leases.items()}
+        failure = self.last_failure or {}
+        return {
+            "phase": self.phase,
+            "progress": self.progress,
+            "ranks": {"0": self.phase, **leases},
+            "last_good_canary_at": self.last_good_canary_at,
+            "last_failure": str(failure.get("line", ""))[:500],
+        }
 
     def _shut_down(self) -> None:
         """Over Ray in order: vLLM, the workers' Ray, Ray's head. Without it the workers go first."""

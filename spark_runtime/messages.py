@@ -7,7 +7,7 @@ worker asks one question at a time, so a question it asks has been asked in know
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Phase = Literal[
@@ -136,6 +136,8 @@ class LeaseReply:
     order: Order
     phase: str
     detail: str = ""
+    group_state: Mapping[str, Any] = field(default_factory=dict)
+    """What the head knows of the group, for the worker's own status; nothing follows from it."""
 
     def as_json(self) -> dict[str, Any]:
         """The message body."""
@@ -155,6 +157,7 @@ class LeaseReply:
             order=order,
             phase=_text(value, "phase"),
             detail=_text(value, "detail", ""),
+            group_state=value["group_state"] if isinstance(value.get("group_state"), dict) else {},
         )
 
 

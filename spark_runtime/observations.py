@@ -15,7 +15,7 @@ class Limits:
     """A cable pulled for 10 s is ridden out, with the connection attempts that follow; a dead rank is told in 30 s."""
     join_timeout_s: float = 600.0
     start_timeout_s: float = 3600.0
-    canary_interval_s: float = 60.0
+    canary_interval_s: float = 30.0
     canary_retry_s: float = 5.0
     last_words_s: float = 20.0
     """How long vLLM may take to die after a bad answer: its last words explain more than an HTTP error."""
@@ -65,6 +65,8 @@ class Answer:
 
     ok: bool
     text: str = ""
+    stalled: bool = False
+    """It did not come back in time, and meanwhile nothing moved for anybody else either."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ The head (the arrows are the only ways)
     backing_off -> waiting_for_ranks
     failed -> waiting_for_ranks   on request; by itself only if it waits for ranks and all of them are back
     any -> stopping -> stopped    on SIGTERM
+    any -> ending -> stopped      while the node's disk says that the group is to be stopped; then a new generation
 
 A generation is breached, for good, when a member's lease lapses, its incarnation changes, it reports a failure,
 drops out, or says that it is being stopped, and when the head itself stood still for longer than a lease.
@@ -55,12 +56,12 @@ What must hold at every moment (tests/simulation asserts it, with this file, und
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from spark_runtime.healing import Attempts
-from spark_runtime.messages import Generation, LeaseReply, LeaseRequest, Phase, Refused
+from spark_runtime.messages import Generation, LeaseReply, LeaseRequest, Order, Phase, Refused
 from spark_runtime.observations import Answer, Failure, Limits, Remains, Seen
 
 Heal = Literal["restart", "report"]
@@ -69,6 +70,10 @@ Step = Literal["wait", "begin", "join", "start_vllm", "ask", "leave", "kill", "s
 ``start_vllm``: over Ray, start the server; ``leave``: ask vLLM or Ray to end; ``ask``: send a completion; ``close``:
 explain the failure and keep the log."""
 FOLLOWED: tuple[Phase, ...] = ("ray_starting", "ray_ready", "joining", "loading", "canary", "serving")
+
+
+BY_HAND = "was stopped by hand or by its deployment (SIGTERM)"
+ON_REQUEST = "on request; nothing runs until it is started again"
 
 
 def lapsed(seen: float, now: float, timeout_s: float) -> bool:
@@ -150,6 +155,10 @@ class HeadProtocol:
     attempts: Attempts = field(default_factory=Attempts)
     """The shell keeps these on disk too."""
     restart_wanted: bool = False
+    held: bool = False
+    """Somebody wants this group stopped; the shell reads it from the node's disk."""
+    digest: Mapping[str, Any] = field(default_factory=dict)
+    """What every answer tells the workers of the group; the shell keeps it."""
     may_join: bool = False
     ended: bool = True
     end_reason: str = ""
@@ -190,7 +199,8 @@ class HeadProtocol:
                 self._judge_member(request, before, now)
         joins = self.may_join and not self.ended and self._breach is None and self._is_member(request)
         detail = self.end_reason or self.detail
-        return LeaseReply(self.group, self.deployment, self.generation, "join" if joins else "idle", self.phase, detail)
+        order: Order = "join" if joins else "idle"
+        return LeaseReply(self.group, self.deployment, self.generation, order, self.phase, detail, self.digest)
 
     def missing(self, now: float) -> list[str]:
         """What still keeps the members from being fixed, one text per rank."""
@@ -200,7 +210,7 @@ class HeadProtocol:
             if lease is None:
                 texts.append(f"{self._who(rank)} has never reported")
             elif lease.request.leaving:
-                texts.append(f"{self._who(rank)} was stopped by hand or by its deployment (SIGTERM)")
+                texts.append(self._left(lease.request))
             elif lapsed(lease.seen, now, self.limits.lease_timeout_s):
                 why = "; its node answers: killed by hand, or its container cannot start"
                 texts.append(f"{self._who(rank)} does not report any more{why if rank in self.reachable else ''}")
@@ -244,10 +254,13 @@ class HeadProtocol:
         self._advance(now)
         if self._ending is not None:
             return self._end_turn(now, seen.remains)
+        if self.held and not self.ended:
+            self.end(Failure("stopped on request", "supervisor"), now, self.limits.grace_s)
+            return "wait"
         if self.restart_wanted and not self.ended:
             self.end(Failure("a new generation was asked for", "supervisor"), now, self.limits.grace_s)
             return "wait"
-        if self.phase in ("starting", "backing_off", "failed"):
+        if self.phase in ("starting", "backing_off", "failed", "stopped"):
             return self._between(now)
         failure = self._trouble(now, seen)
         if failure is not None:
@@ -277,7 +290,7 @@ class HeadProtocol:
     def close(self, line: str, hopeless: bool, now: float) -> None:
         """This node is idle again: decide what comes next. ``line`` is the first error, found in the log."""
         failure, self._ending, self.attempts.unfinished = self.failure, None, False
-        if failure is None or self.restart_wanted:
+        if failure is None or self.restart_wanted or self.held:
             self._enter("starting", now)
             return
         self.end_reason = f"generation {self.number} ended: {line}"
@@ -294,7 +307,7 @@ class HeadProtocol:
 
     def stop(self) -> None:
         """SIGTERM: every rank is told to be idle."""
-        self.ended, self.end_reason = True, f"{self._who(0)} was stopped by hand or by its deployment (SIGTERM)"
+        self.ended, self.end_reason = True, f"{self._who(0)} {BY_HAND}"
         self.phase = "stopping"
         self.attempts.forget()
 
@@ -309,7 +322,13 @@ class HeadProtocol:
         return self._ending.stuck if self._ending else ""
 
     def _between(self, now: float) -> Step:
-        if self.restart_wanted:
+        if self.held:
+            self.restart_wanted = False
+            self.attempts.forget()
+            if self.phase != "stopped":
+                self._enter("stopped", now, ON_REQUEST)
+            return "wait"
+        if self.restart_wanted or self.phase == "stopped":
             self.attempts.forget()
         elif self.phase == "backing_off":
             return "begin" if now >= self.retry_at else "wait"
@@ -400,6 +419,9 @@ class HeadProtocol:
         elif self.phase == "canary":
             text = f"vllm answered /health with 200, but {answer.text}"
             self._suspect(Failure(text, "vllm"), now + self.limits.last_words_s)
+        elif answer.stalled:
+            text = f"the engine stands still: {answer.text}, and no request made any progress"
+            self.end(Failure(text, "vllm"), now)
         elif self._bad_answers >= 2:  # one may be a moment's overload
             text = f"vllm stopped serving: {answer.text}"
             self._suspect(Failure(text, "vllm"), now + self.limits.last_words_s)
@@ -432,6 +454,10 @@ class HeadProtocol:
         name = f" on {self.names[rank]}" if rank < len(self.names) else ""
         return f"rank {rank}{name}" + (f" ({lease.request.address})" if lease else "")
 
+    def _left(self, request: LeaseRequest) -> str:
+        why = "is stopped on request" if request.phase == "stopped" else BY_HAND
+        return f"{self._who(request.rank)} {why}"
+
     def _is_member(self, request: LeaseRequest) -> bool:
         return self.members.get(request.rank) == request.incarnation
 
@@ -458,7 +484,7 @@ class HeadProtocol:
         if not self._is_member(request):
             self._breaks(f"{who} was restarted while the generation ran", f"rank {rank}")
         elif request.leaving:
-            text = f"{who} was stopped by hand or by its deployment (SIGTERM)"
+            text = self._left(request)
             self._breaks(text, f"rank {rank}", waits=True)
         elif request.failed is not None and request.failed == self.generation:
             source = f"rank {rank} {request.failure_source}".strip()
@@ -519,6 +545,8 @@ class WorkerProtocol:
     failed: Generation | None = None
     failure: Failure | None = None
     leaving: bool = False
+    held: bool = False
+    """Somebody wants this rank stopped; the shell reads it from the node's disk."""
     restart_wanted: bool = False
     call_at: float = 0.0
     """When to ask the head next."""
@@ -543,7 +571,7 @@ class WorkerProtocol:
             address=self.address,
             incarnation=self.incarnation,
             sequence=self._sequence,
-            phase=self.phase,
+            phase="stopped" if self.held else self.phase,
             detail=self.detail,
             idle=self.running is None and self._ending is None,
             running=self.running,
@@ -551,7 +579,7 @@ class WorkerProtocol:
             failed=self.failed,
             failure_source=self.failure.source if self.failure and self.failed else "",
             failure_line=(line or (self.failure.text if self.failure else "")) if self.failed else "",
-            leaving=self.leaving,
+            leaving=self.leaving or self.held,
             restart=self.restart_wanted,
         )
 
@@ -564,7 +592,7 @@ class WorkerProtocol:
         if self.known != reply.generation:
             self.known, self.call_at = reply.generation, now  # let the head know at once
         wanted = reply.generation if reply.order == "join" else None
-        if self._ending is not None:
+        if self._ending is not None or self.held:
             return "wait"
         if self.running is not None:
             if self.running != wanted:
@@ -594,7 +622,14 @@ class WorkerProtocol:
                 self.phase, self.detail = "failed", self._ending.stuck
             return step or "close"
         silence, why = now - self._heard, self._silence or "no answer"
-        if self.running is not None:
+        if self.held:
+            if self.running is not None:
+                self._end("stopped on request", now, self.limits.leave_s)
+            elif self.phase != "stopped":
+                self.phase, self.detail, self.call_at = "stopped", ON_REQUEST, now
+        elif self.phase == "stopped":
+            self.phase, self.detail, self.call_at = "waiting_for_ranks", "", now
+        elif self.running is not None:
             if seen.died is not None:
                 self.fail(seen.died, now)
             elif lapsed(self._heard, now, self.limits.lease_timeout_s):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_runtime import hcas, logs, ray_node, status, vllm_server
+from spark_runtime import desired, hcas, logs, ray_node, status, vllm_server
 from spark_runtime.first_error import FirstError, find_first_error
 from spark_runtime.memory import Memory
 from spark_runtime.messages import Generation, Phase
@@ -114,6 +114,7 @@ class Rank:
         self.vllm: Child | None = None
         self.memory = Memory(settings.state_dir / "memory.json")
         self.stuck = ""
+        self.held = desired.is_held(settings.state_dir)
         self.log: logs.GenerationLog | None = None
         self.phase: Phase = "starting"
         self.detail = ""
@@ -164,6 +165,7 @@ class Rank:
         time.sleep(TURN_S)
         self.processes.reap()
         if time.monotonic() - self._published > PUBLISH_EVERY_S:
+            self.held = desired.is_held(self.settings.state_dir)
             if self.ray is not None or self.vllm is not None:
                 self.memory.look()
             self.publish()
@@ -378,6 +380,8 @@ class Rank:
             "progress_at": self._progress_at,
             "first_error": self.first_error.as_json() if self.first_error else None,
             "exit_codes": dict(self.exit_codes),
+            "desired": desired.STOPPED if self.held else "run",
+            "memory_available_bytes": self.memory.available(),
             "hcas": self.hcas.as_json(),
             "versions": self._versions,
             "log": str(self.log.first) if self.log else None,

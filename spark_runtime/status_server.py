@@ -1,17 +1,23 @@
-"""The head's small HTTP server on the fabric: GET /status for readers, POST /lease for workers."""
+"""The head's small HTTP server on the fabric.
+
+GET /status, /metrics and /health for readers, POST /lease for workers. It listens on the fabric address only.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from spark_runtime import metrics
 from spark_runtime.messages import BadMessage, LeaseReply, LeaseRequest, Refused
 
 MAX_BODY_BYTES = 64 * 1024
+_KNOWN = {"error": "there are GET /status, /metrics, /health and POST /lease"}
 
 
 class StatusServer:
@@ -48,16 +54,23 @@ class _Handler(BaseHTTPRequestHandler):
     take_lease: Callable[[LeaseRequest], LeaseReply]
 
     def do_GET(self) -> None:
-        """The whole status document."""
-        if self.path != "/status":
-            self._answer(404, {"error": "there are GET /status and POST /lease"})
-            return
-        self._answer(200, self.get_status())
+        """The whole status document, the metrics made of it, or its verdict."""
+        if self.path == "/status":
+            self._answer(200, self.get_status())
+        elif self.path == "/metrics":
+            text = metrics.render_metrics(self.get_status(), time.time())
+            self._send(200, metrics.CONTENT_TYPE, text.encode())
+        elif self.path == "/health":
+            document = self.get_status()
+            serves = document["phase"] == "serving"
+            self._answer(200 if serves else 503, {"serving": serves, "phase": document["phase"]})
+        else:
+            self._answer(404, _KNOWN)
 
     def do_POST(self) -> None:
         """A lease of a worker, answered with its order."""
         if self.path != "/lease":
-            self._answer(404, {"error": "there are GET /status and POST /lease"})
+            self._answer(404, _KNOWN)
             return
         length = self.headers.get("Content-Length") or ""
         if not (length.isascii() and length.isdigit()):
@@ -78,11 +91,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: a line every two seconds for each worker would bury the log."""
 
     def _answer(self, code: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode() + b"\n"
+        self._send(code, "application/json", json.dumps(document).encode() + b"\n")
+
+    def _send(self, code: int, content_type: str, body: bytes) -> None:
         self.close_connection = True
         with contextlib.suppress(ConnectionError):  # a rank that was killed while it asked wants no answer
             self.send_response(code)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Connection", "close")
             self.end_headers()

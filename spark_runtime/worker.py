@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from typing import Any
 
 from spark_runtime.messages import BadMessage, LeaseReply, LeaseRequest
 from spark_runtime.observations import Failure, Seen
@@ -25,6 +26,7 @@ class Worker(Rank):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self._group_state: dict[str, Any] = {}
         self.protocol = WorkerProtocol(
             settings.group,
             settings.deployment,
@@ -53,6 +55,7 @@ class Worker(Rank):
         try:
             if self.take_restart_request():
                 self.protocol.restart_wanted = True  # only the head can begin a generation; the next lease asks it to
+            self.protocol.held = self.held
             self._do(self.protocol.turn(time.monotonic(), self._look()))
             if time.monotonic() >= self.protocol.call_at:
                 self._do(self._ask_head())
@@ -98,7 +101,12 @@ class Worker(Rank):
         except HeadUnreachable as error:
             self.protocol.unanswered(str(error))
             return "wait"
+        self._group_state = dict(reply.group_state)
         return self.protocol.answered(reply, time.monotonic())
+
+    def document(self) -> dict[str, Any]:
+        """The status of this rank, with what the head last said of the group."""
+        return {**super().document(), "group_state": self._group_state}
 
     def _first_line(self) -> str:
         failure = self.protocol.failure

@@ -243,6 +243,16 @@ def test_a_group_that_does_not_serve_shows_as_drift_and_the_gate_proves_it_again
 
 
 @pytest.mark.usefixtures("serving")
+def test_a_group_that_is_stopped_on_request_is_left_so(deployment: Deployment, endpoint: ChatEndpoint) -> None:
+    set_phase(deployment, "spark-a", "stopped", desired="stopped")
+    gate = deployment.manage(EndpointGateProvider)
+    gate.create(gate_props(deployment, endpoint))
+    assert endpoint.asked == []
+    assert gate.refresh()
+    assert gate.inputs["state"] == "spark-a: stopped on request"
+
+
+@pytest.mark.usefixtures("serving")
 def test_a_rank_that_failed_is_told_with_its_first_error(deployment: Deployment, endpoint: ChatEndpoint) -> None:
     set_phase(
         deployment,

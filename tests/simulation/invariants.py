@@ -18,6 +18,7 @@ def heads(world: World) -> list[tuple[Node, SimHead]]:
 def check(world: World) -> None:
     """Raises Violation."""
     one_group_is_served_once(world)
+    nothing_runs_where_it_is_to_be_stopped(world)
     a_silent_head_is_left(world)
     for node, head in heads(world):
         nobody_else_runs_another_generation(world, node, head)
@@ -32,6 +33,17 @@ def one_group_is_served_once(world: World) -> None:
     whole = [process.generation for node, process in engines if world.is_whole(node, process.generation)]
     if len(whole) > 1:
         raise Violation(f"1: two generations can serve: {whole}")
+
+
+def nothing_runs_where_it_is_to_be_stopped(world: World) -> None:
+    """A rank that is held has ended everything within the time that an end may take, unless it cannot die."""
+    for node in world.nodes:
+        rank = node.supervisor
+        if node.held_since is None or rank is None or any(process.immortal for process in node.processes):
+            continue
+        since = max(node.held_since, node.paused_until, rank.born)
+        if node.processes and world.time - since > rank.limits.grace_s + 3 * CALL_TIMEOUT_S + SLACK_S:
+            raise Violation(f"host {node.index} has processes {world.time - since:.1f} s after it was to be stopped")
 
 
 def nobody_else_runs_another_generation(world: World, node: Node, head: SimHead) -> None:

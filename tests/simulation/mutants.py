@@ -63,6 +63,12 @@ FURTHER = (
     Mutant("no verdict", " or failure.waits or hopeless or verdict:\n", ":\n"),
     Mutant("no way back", ' if self._resumes and not self.missing(now) else "wait"\n', " if False else 'wait'\n"),
     Mutant("no back-off", "        self.retry_at = now + delay\n", "        self.retry_at = now\n"),
+    Mutant("stop ignored", "        if self.held and not self.ended:\n", "        if False:\n"),
+    Mutant(
+        "stop ignored by a worker",
+        '                self._end("stopped on request", now, self.limits.leave_s)\n',
+        "                pass\n",
+    ),
     Mutant("undead is idle", '        return "kill"\n', '        return None if self.stuck else "kill"\n'),
 )
 """Others, each of a line that matters."""

@@ -170,6 +170,13 @@ class Scenario:
             self._declare_worker(node, node.index, self.head, self.deployment)
             self.behind.discard(node.index)
 
+    def hold(self, node: Node) -> None:
+        """Somebody wants the group, or this rank, stopped."""
+        node.held_since = self.world.time if node.held_since is None else node.held_since
+
+    def release(self, node: Node) -> None:
+        node.held_since = None
+
     # Calm
 
     def calm(self) -> None:
@@ -184,6 +191,7 @@ class Scenario:
                 node.supervisor.exit()
             self.start(node)
             self.put_right(node)
+            self.release(node)
             node.paused_until, node.memory_delay, node.room = 0.0, 0.0, True
             node.owed_until = min(node.owed_until, world.time)
             node.ray_delay, node.load_delay = 1.0, 2.0
@@ -229,6 +237,8 @@ FAULTS: dict[str, float] = {
     "cut_in": 1,
     "cut_both": 2,
     "mend": 4,
+    "hold": 1,
+    "release": 1,
     "pause": 2,
     "jump": 1,
     "kill_process": 3,

@@ -16,8 +16,9 @@ CANARY_TIMEOUT_S = 8.0
 class Shell:
     """What both kinds of rank do."""
 
-    def __init__(self, world: World, node: Node, deployment: str, rank: int) -> None:
+    def __init__(self, world: World, node: Node, deployment: str, rank: int, limits: Limits) -> None:
         self.world, self.node, self.deployment, self.rank = world, node, deployment, rank
+        self.limits, self.born = limits, world.time
         world.births += 1
         self.incarnation = f"r{rank}.{world.births}"
         self.stopping: float | None = None
@@ -77,8 +78,7 @@ class SimHead(Shell):
     def __init__(
         self, world: World, node: Node, deployment: str, machine: ModuleType, limits: Limits, heal: str = "restart"
     ) -> None:
-        super().__init__(world, node, deployment, 0)
-        self.limits = limits
+        super().__init__(world, node, deployment, 0, limits)
         disk = node.disk
         attempts = Attempts(list(disk.crashes), disk.unfinished)
         self.protocol: Any = machine.HeadProtocol(
@@ -102,6 +102,7 @@ class SimHead(Shell):
         self._stood_still_at: float | None = None
         self.closed_at: float | None = None
         self.backoff_s = 0.0
+        self.was_held = False
 
     @property
     def failures(self) -> list[str]:
@@ -119,12 +120,14 @@ class SimHead(Shell):
         if self.now - self._ran > self.limits.lease_timeout_s:
             self._stood_still_at = self.world.time
         self._ran = self.now
+        self.protocol.held = self.node.held_since is not None
         step = self.protocol.turn(self.now, self._look())
         self.turned_at = self.world.time
         self._do(step)
         if self.protocol.phase != self.phase:
             self.phase = self.protocol.phase
             self.world.say(f"host {self.node.index}: {self.incarnation} {self.phase}: {self.protocol.detail[:150]}")
+            self.was_held = self.was_held or self.phase == "stopped"
             if self.phase == "ending":
                 self._check_blame(self.protocol.failure)
         disk = self.node.disk
@@ -177,7 +180,8 @@ class SimHead(Shell):
 
     def _begin(self) -> None:
         world = self.world
-        asked = self.protocol.restart_wanted
+        asked = self.protocol.restart_wanted or self.was_held
+        self.was_held = False
         waited = None if self.closed_at is None else self.now - self.closed_at
         if not asked and waited is not None and waited < self.backoff_s - 1e-6:
             raise Violation(f"8: begins after {waited} s, back-off is {self.backoff_s} s")
@@ -214,6 +218,7 @@ class SimHead(Shell):
         served, self.line = self.protocol.failed_in == "serving", ""
         self.protocol.close(line, False, self.now)
         self.closed_at = None
+        asked = asked or self.protocol.held
         if failure is not None and not asked and not failure.outside and not served and not failure.waits:
             self.failures.append(kind_of(line))
             count = min(len(self.failures), len(self.limits.backoff_s) - 1)
@@ -238,8 +243,8 @@ class SimWorker(Shell):
     def __init__(
         self, world: World, node: Node, deployment: str, rank: int, head: Node, machine: ModuleType, limits: Limits
     ) -> None:
-        super().__init__(world, node, deployment, rank)
-        self.head, self.limits = head, limits
+        super().__init__(world, node, deployment, rank, limits)
+        self.head = head
         self.protocol: Any = machine.WorkerProtocol(
             "g", deployment, rank, world.size, node.address, self.incarnation, limits, over_ray=world.over_ray
         )
@@ -259,6 +264,7 @@ class SimWorker(Shell):
         if self.stopping is not None:
             self._stop()
             return
+        self.protocol.held = self.node.held_since is not None
         remains = self.remains() if self.protocol.is_ending else Remains()
         died = self.died() if self.protocol.running is not None else None
         self._do(self.protocol.turn(self.now, Seen(remains=remains, died=died)))

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from spark_runtime.healing import Crash
 from spark_runtime.messages import Generation, LeaseReply, LeaseRequest, Refused
+from spark_runtime.observations import Limits
 
 TICK_S = 0.5
 CALL_TIMEOUT_S = 3.0
@@ -41,6 +42,8 @@ class Supervisor(Protocol):
     deployment: str
     incarnation: str
     rank: int
+    born: float
+    limits: Limits
 
     def turn(self) -> None:
         """One turn of its main loop."""
@@ -71,6 +74,8 @@ class Node:
     """Makes the supervisor of the container that is declared here."""
     supervisor: Supervisor | None = None
     stopped_by_hand: bool = False
+    held_since: float | None = None
+    """Since when its disk says that nothing is to run."""
     starts_at: float | None = None
     paused_until: float = 0.0
     clock_ahead: float = 0.0

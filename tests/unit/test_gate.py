@@ -146,6 +146,10 @@ def test_a_daemon_that_could_not_be_asked_is_not_a_missing_container(tmp_path: P
         ([state(HEAD, "serving"), state(WORKER, "no container")], "spark-b: no container"),
         ([state(HEAD, "container stopped"), state(WORKER, "serving")], "spark-a: container stopped"),
         ([state(HEAD, "loading"), state(WORKER, "ray_ready")], "spark-a: loading"),
+        (
+            [state(HEAD, "stopped", desired="stopped"), state(WORKER, "waiting_for_ranks")],
+            "spark-a: stopped on request",
+        ),
         ([state(HEAD, "failed"), state(WORKER, "ray_ready")], "spark-a: failed"),
         (
             [state(HEAD, "serving"), state(WORKER, "ray_ready", {"head_incarnation": "abc", "n": 2})],

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_runtime import logs, ray_node, status, vllm_server
-from spark_runtime.canary import Canary, Server
+from spark_runtime.canary import Canary, Counters, Server, Verdict
 from spark_runtime.healing import Attempts, Crash, kind_of
 from spark_runtime.memory import Memory
 from spark_runtime.processes import empty_folder, has_own_shm
@@ -417,6 +419,43 @@ def test_a_key_that_cannot_be_sent_is_not_quoted(tmp_path: Path) -> None:
         path.write_text(content)
         verdict = Server("127.0.0.1", 9, "m", path).complete(1)
         assert not verdict.ok and "cret" not in verdict.text and "no usable key" in verdict.text
+
+
+BUSY = Counters(running=64, tokens=100, kv_cache=0.5)
+IDLE = Counters(running=0, tokens=100, kv_cache=0.0)
+
+
+class Slow:
+    """A server whose completions never come back in time, and whose counters are given."""
+
+    def __init__(self, *counters: Counters | None) -> None:
+        self._left = list(counters)
+
+    def counters(self) -> Counters | None:
+        return self._left.pop(0) if len(self._left) > 1 else self._left[0]
+
+    def complete(self, timeout_s: float) -> Verdict:
+        return Verdict(False, 1, "the completion did not come back within 0 s", stalled=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "counters", "ok", "stalled"),
+    [
+        (BUSY, [BUSY, replace(BUSY, tokens=101)], True, True),  # full, and it generates
+        (BUSY, [BUSY, replace(BUSY, kv_cache=0.6)], True, True),  # full of one long prompt
+        (BUSY, [BUSY, BUSY], False, True),  # 64 requests that stand still
+        (IDLE, [IDLE, IDLE], False, True),
+        (IDLE, [IDLE, None], False, False),  # too busy to say, or its API is frozen: another look decides
+        (None, [IDLE, IDLE], False, False),  # the first completion may compile for long
+    ],
+)
+def test_a_full_server_is_alive_and_one_that_stands_still_is_not(
+    before: Counters | None, counters: list[Counters | None], ok: bool, stalled: bool
+) -> None:
+    slow: Any = Slow(*counters)
+    verdict = eventually(Canary(slow, 5.0, before).result)
+    assert verdict.ok is ok
+    assert ok or verdict.stalled is stalled
 
 
 def test_counters_are_summed_over_engines() -> None:

@@ -96,6 +96,53 @@ def serving_head(**more: object) -> tuple[HeadProtocol, Asker]:
     return head, workers
 
 
+def test_an_engine_that_stands_still_is_ended_at_once_and_a_bad_answer_only_when_it_comes_again() -> None:
+    head, workers = serving_head()
+    for rank in (1, 2):
+        workers.ask(rank, 7.0, running=head.generation)
+    head.turn(7.0, Seen(answer=Answer(False, "HTTP 500")))
+    assert phase_of(head) == "serving"
+    head.turn(7.1, Seen(answer=Answer(False, "the completion did not come back within 9 s", stalled=True)))
+    assert phase_of(head) == "ending"
+    assert head.detail == (
+        "the engine stands still: the completion did not come back within 9 s, and no request made any progress"
+    )
+
+
+def test_a_group_that_is_to_be_stopped_ends_and_begins_again_when_it_may() -> None:
+    head, _ = serving_head()
+    head.held = True
+    assert head.turn(6.5, Seen()) == "wait" and phase_of(head) == "ending"
+    for now in (6.6, 6.7, 6.8):
+        if head.turn(now, Seen()) == "close":
+            head.close("", False, now)
+    assert head.turn(7.0, Seen()) == "wait"
+    assert (phase_of(head), head.attempts.crashes) == ("stopped", [])
+    assert head.turn(9999.0, Seen()) == "wait"
+    head.held = False
+    assert head.turn(10_000.0, Seen()) == "begin"
+
+
+def test_a_worker_that_is_to_be_stopped_says_so_and_is_waited_for() -> None:
+    head, workers = serving_head()
+    workers.ask(1, 6.5, running=None, leaving=True, phase="stopped")
+    head.turn(6.6, Seen())
+    assert phase_of(head) == "ending" and head.detail == "rank 1 (10.0.0.1) is stopped on request"
+    assert head.failure is not None and head.failure.waits
+    worker = WorkerProtocol("g", "d", 1, 2, "10.0.0.1", "i", LIMITS, held=True)
+    worker.open(0.0)
+    worker.turn(0.1, Seen())
+    worker.turn(0.2, Seen())
+    worker.close("", 0.3)
+    worker.turn(0.4, Seen())
+    said = worker.request(0.5)
+    assert (said.phase, said.leaving) == ("stopped", True)
+    assert worker.answered(LeaseReply("g", "d", Generation("d", "h", 1), "join", "ray_starting"), 0.6) == "wait"
+    worker.held = False
+    worker.turn(0.7, Seen())
+    assert worker.answered(LeaseReply("g", "d", Generation("d", "h", 1), "join", "ray_starting"), 0.8) == "join"
+
+
 @given(REQUESTS)
 def test_a_lease_survives_its_way_over_the_wire(sent: LeaseRequest) -> None:
     assert LeaseRequest.from_json(sent.as_json()) == sent

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,49 @@ def test_without_ray_the_cause_on_the_head_is_not_hidden_by_a_rank_that_lost_it(
     group.start(1, "--backend mp --lease-interval-s 1")
     error = head.wait_for("failed")["first_error"]
     assert error["line"].startswith("ValueError: Free memory on device cuda:0") and error["source"] == "vllm"
+
+
+@scenario
+def test_a_group_stopped_on_request_stays_down_over_restarts_and_starts_when_asked(group: Group) -> None:
+    head, worker = group.start(0, "--heal restart"), group.start(1)
+    head.wait_for("serving")
+    (head.state_dir / "desired").write_text("stopped\n")
+    stopped = head.wait_for("stopped")
+    assert stopped["desired"] == "stopped" and stopped["first_error"] is None
+    eventually(lambda: group.left_over() == [], group.left_over)
+    assert head.command("health").returncode == 1
+    head.process.kill()
+    head.process.wait()
+    again = group.start(0, "--heal restart")  # a reboot
+    again.wait_for("stopped")
+    assert group.events().count("vllm start") == 1
+    (head.state_dir / "desired").write_text("run\n")
+    again.wait_for("serving")
+    (worker.state_dir / "desired").write_text("stopped\n")
+    failed = again.wait_for("failed")
+    assert failed["detail"] == "rank 1 (127.0.0.2) is stopped on request"
+    (worker.state_dir / "desired").unlink()
+    again.wait_for("serving")
+    eventually(lambda: worker.status()["group_state"].get("phase") == "serving", worker.status)
+    shown = worker.status()["group_state"]
+    assert shown["ranks"]["0"] == "serving" and shown["last_good_canary_at"]
+
+
+@scenario
+def test_the_fabric_port_shows_health_and_metrics(group: Group) -> None:
+    head = group.start(0, "--node-names spark-a")
+    head.wait_for("waiting_for_ranks")
+    assert group.ask("/health") == (503, {"serving": False, "phase": "waiting_for_ranks"})
+    group.start(1)
+    head.wait_for("serving")
+    assert group.ask("/health")[0] == 200
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        f"http://{ADDRESSES[0]}:{group.ports[1]}/metrics", timeout=10
+    ) as answer:
+        text = answer.read().decode()
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert 'spark_vllm_serving{group="main"} 1' in text
+    assert 'spark_vllm_rank_phase{group="main",rank="0",node="spark-a",phase="serving"} 1' in text
 
 
 @scenario
