@@ -21,6 +21,7 @@ from components.local_sources import LocalSources, look_at_sources, sources_not_
 from providers.connections import Run, raw_configuration, run_of
 from spark_core.containers import make_way
 from spark_core.errors import SparkError
+from spark_core.journal.entry import require_stack_name
 from spark_core.preflight import look_at_nodes
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
@@ -86,6 +87,7 @@ def open_stack() -> Stack:
     }
     raw = values | raw_configuration(values.get)
     try:
+        require_stack_name(name)
         run = run_of(raw)
         for note in launcher_variable_notes(os.environ):
             pulumi.log.warn(note)

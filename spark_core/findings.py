@@ -44,6 +44,11 @@ KINDS: Mapping[str, FindingKind] = {
         ("host-key-mismatch", "fail", "The node shows another host key than the pinned one."),
         ("authentication-failed", "fail", "sshd refuses every key that was offered."),
         ("session-refused", "fail", "sshd accepts the login and refuses a session (MaxSessions, a wedged node)."),
+        (
+            "login-shell",
+            "fail",
+            "The deploy user's login shell prints text of its own without a terminal, or does not run a command.",
+        ),
         ("connection-lost", "fail", "The connection to the node broke off, and again each time it was opened anew."),
         ("ssh-configuration", "fail", "The ssh configuration on this machine cannot be used."),
         (
@@ -93,6 +98,12 @@ KINDS: Mapping[str, FindingKind] = {
         ("memlock-limit", "fail", "Docker gives containers no unlimited locked memory, which RDMA needs."),
         ("port-taken", "fail", "A port that the group needs is held by another program."),
         ("sysctl-missing", "fail", "A declared kernel parameter does not exist on the node."),
+        ("program-missing", "fail", "A program that the settings need is not on the node."),
+        (
+            "tuning-refused",
+            "fail",
+            "Declared tuning cannot be made on the node as it is: no device, no plain file, or containers of others.",
+        ),
         ("setting-contradicted", "fail", "Another stack on the same node declares another value of the same thing."),
         ("clock-cap-elsewhere", "warn", "Another unit of the node sets GPU clocks."),
     ),
@@ -121,6 +132,7 @@ KINDS: Mapping[str, FindingKind] = {
         ("address-volatile", "warn", "An address is on the interface but in no netplan file: a reboot loses it."),
         ("address-taken", "fail", "Another machine on the fabric has the declared address."),
         ("subnet-shared", "fail", "Two interfaces of one node are on one subnet."),
+        ("subnet-alone", "fail", "No other node is on the subnet of a fabric interface."),
         ("subnet-of-management", "fail", "A fabric subnet overlaps the one that the node is reached by."),
         ("mtu-differs", "fail", "An interface's MTU is not the declared one, or differs at the two ends."),
         ("mtu-not-carried", "fail", "Packets of the declared MTU do not arrive in one direction."),

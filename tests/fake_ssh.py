@@ -128,6 +128,10 @@ class FakeSsh:
         """The opposite of refusing them."""
         self._change(node, login_error=None)
 
+    def start_shell_with(self, node: str, text: str) -> None:
+        """What the deploy user's shell runs before each command, as from a ``~/.bashrc``."""
+        self._change(node, shell_start=f"{text}\n" if text else "")
+
     def break_sessions(self, node: str, stderr: str) -> None:
         self._change(node, session_error=stderr)
 

@@ -42,11 +42,30 @@ def end_findings(
     taken = dict(_taken(settings, networks))
     miscabled = dict(_cabling(settings, networks, proofs))
     return [
+        *_alone(settings),
         *taken.values(),
         *miscabled.values(),
         *_mtu(settings, networks, proofs),
         *_lost(settings, networks, proofs, {*taken, *miscabled}),
     ]
+
+
+def _alone(settings: Settings) -> Iterator[Finding]:
+    """Interfaces that lead to no other node; NCCL would try to use their RDMA devices all the same."""
+    for node in settings.nodes:
+        others = [n for n in settings.nodes if n is not node and n.fabric and n.name not in settings.abandoned_nodes]
+        if not others or node.name in settings.abandoned_nodes:
+            continue
+        joined = {own.netdev for own, _, _ in ends_of(settings, node)}
+        for place, interface in enumerate(node.fabric):
+            if interface.netdev not in joined:
+                have = sorted({str(other.network) for peer in others for other in peer.fabric})
+                yield Finding(
+                    "subnet-alone",
+                    f"{node.name} (nodes[].fabric[{place}].address)",
+                    f"expected another node on {interface.network}, found them on {', '.join(have)}",
+                    "give both ends of a cable addresses on one subnet, with the same prefix length",
+                )
 
 
 def _taken(settings: Settings, networks: Mapping[str, NetworkFacts]) -> Iterator[tuple[End, Finding]]:

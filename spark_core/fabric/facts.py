@@ -271,7 +271,7 @@ def parse_netplan_files(text: str) -> dict[str, str | None]:
     """Path of each file to its text, or to None where it may not be read."""
     found: dict[str, list[str] | None] = {}
     lines: list[str] | None = None
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a line of YAML may end otherwise, but only here does one of ours begin
         state, _, path = line.partition(" ")
         if line.startswith("|") and lines is not None:
             lines.append(line[1:])

@@ -69,7 +69,7 @@ class Answer:
     @property
     def lines(self) -> list[str]:
         """Its lines without surrounding blanks, empty ones left out."""
-        return [line.strip() for line in self.text.splitlines() if line.strip()]
+        return [line.strip() for line in self.text.split("\n") if line.strip()]
 
     def unread(self, fact: str, source: str) -> Unread:
         """The fact that this answer does not hold, with what it says instead."""

@@ -76,6 +76,7 @@ class NodeFacts:
         present: Which of ``python3``, ``nvidia-ctk``, ``nvidia-container-runtime-hook`` are on the PATH;
             ``nvidia-cdi`` if a device description names a GPU; ``linger`` if the deploy user lingers.
         missing_sysctls: Kernel parameters that were asked for and do not exist.
+        missing_programs: Programs that were asked for and are not on the PATH, nor where root has its own.
     """
 
     architecture: str | Unread
@@ -102,6 +103,7 @@ class NodeFacts:
     locked_memory: Fact[LockedMemory]
     present: frozenset[str] | Unread
     missing_sysctls: tuple[str, ...] | Unread
+    missing_programs: tuple[str, ...] | Unread
 
     @property
     def unread(self) -> tuple[Unread, ...]:
@@ -149,7 +151,8 @@ def parse_facts(spec: FactsSpec, sections: Mapping[str, str], read_s: float | No
         own_addresses=parse_own_addresses(said("own-name")),
         locked_memory=parse_locked_memory(said("locked-memory")) if gpu else None,
         present=_present(said("present")),
-        missing_sysctls=_missing_sysctls(said("sysctls"), spec),
+        missing_sysctls=_missing(said("sysctls"), spec.sysctls, "which kernel parameters exist", "/proc/sys"),
+        missing_programs=_missing(said("programs"), spec.programs, "which programs are there", "the shell"),
     )
 
 
@@ -157,8 +160,6 @@ def _present(answer: Answer) -> frozenset[str] | Unread:
     return frozenset(answer.lines) if answer.status == 0 else answer.unread("what is on the PATH", "the shell")
 
 
-def _missing_sysctls(answer: Answer, spec: FactsSpec) -> tuple[str, ...] | Unread:
+def _missing(answer: Answer, asked: tuple[str, ...], fact: str, source: str) -> tuple[str, ...] | Unread:
     missing = tuple(answer.lines)
-    if answer.status != 0 or not set(missing) <= set(spec.sysctls):
-        return answer.unread("which kernel parameters exist", "/proc/sys")
-    return missing
+    return missing if answer.status == 0 and set(missing) <= set(asked) else answer.unread(fact, source)

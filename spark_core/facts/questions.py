@@ -46,7 +46,7 @@ show() {{
   done
   finish 127
 }}
-asked=$1 gpu=$2 ports=$3 paths=("${{@:5:$4}}"); shift $((4 + $4))
+asked=$1 gpu=$2 ports=$3 programs=$4 paths=("${{@:6:$5}}"); shift $((5 + $5))
 
 begin clock; printf '%s ' "$asked"; date +%s.%N
 ask docker {ANSWER_TIMEOUT_S} docker info --format '{{{{json .}}}}'
@@ -96,6 +96,9 @@ done
 ! grep -qs 'nvidia.com/gpu' /etc/cdi/* /var/run/cdi/* || echo nvidia-cdi
 me=$(id -un); [ -z "$me" ] || [ ! -e "/var/lib/systemd/linger/$me" ] || echo linger
 finish 0
+# Those of root are not on the PATH of everybody.
+begin programs; for name in $programs; do PATH=$PATH:/usr/sbin:/sbin type -P "$name" >/dev/null || echo "$name"; done
+finish 0
 begin sysctls; for name in "$@"; do [ -e "/proc/sys/${{name//.//}}" ] || echo "$name"; done; finish 0
 held=
 if [ -n "$ports" ]; then
@@ -139,12 +142,14 @@ class FactsSpec:
         ports: TCP ports whose holders matter.
         sysctls: Kernel parameters that must exist.
         gpu: Whether the node has a GPU to be asked about.
+        programs: Programs that must be there.
     """
 
     paths: tuple[str, ...]
     ports: tuple[int, ...] = ()
     sysctls: tuple[str, ...] = ()
     gpu: bool = True
+    programs: tuple[str, ...] = ()
 
 
 def facts_fragment(spec: FactsSpec) -> Fragment:
@@ -153,6 +158,7 @@ def facts_fragment(spec: FactsSpec) -> Fragment:
         f"{time.time():.6f}",
         "gpu" if spec.gpu else "",
         listener_filter(spec.ports),
+        " ".join(spec.programs),
         str(len(spec.paths)),
         *spec.paths,
         *spec.sysctls,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from spark_core.errors import CommandError, ObservationError
-from spark_core.journal.entry import JournalEntry, Key, StackFolder
+from spark_core.journal.entry import JournalEntry, Key, StackFolder, parse_entry
 from spark_core.journal.ownership import Held, Journals, holders, plan_records
 from spark_core.transport.base import (
     Fragment,
@@ -113,12 +113,15 @@ def parse_journals(node: str, sections: Mapping[str, str], stack: str | None = N
         if stack is not None and owner != stack:
             continue
         try:
-            entry = JournalEntry(**json.loads(body))
-        except (ValueError, TypeError) as error:
+            entry = parse_entry(body)
+            if entry.file_name != file_name:
+                raise ValueError(f"an entry of {entry.kind} {entry.target}, whose file has another name")
+        except ValueError as error:
             raise ObservationError(
-                f"expected a journal entry of the stack {owner} in {file_name}, found something else",
+                f"expected a journal entry of the stack {owner} in {file_name}, found {error}",
                 where=node,
-                do="look at the file; it holds the old value of something that this stack changed",
+                do="use the version of this program that made it, or look at the file: it holds the old value of "
+                "something that this stack changed",
             ) from error
         found.setdefault(owner, {})[entry.key] = Held(entry, digest, mark == "leaving")
     # The last line of an answer that is whole; a folder that is not there gives no section at all.

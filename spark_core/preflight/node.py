@@ -25,7 +25,16 @@ def facts_spec(settings: Settings, stack: str, node: NodeSettings) -> FactsSpec:
         ports=tuple(ports_of(settings, node)),
         sysctls=tuple(sorted(settings.host.parameters)),
         gpu=settings.hardware == "spark",
+        programs=tuple(sorted(_programs(settings, stack, node))),
     )
+
+
+def _programs(settings: Settings, stack: str, node: NodeSettings) -> dict[str, str]:
+    """The programs that the node must have, beside a shell's own, and what each is for."""
+    as_root = {cmd.argv[0]: "what is done as root" for cmd in root_commands(settings, stack, node)}
+    ranks = any(node.name in group.nodes for group in settings.groups.values())
+    own = {"python3": "weights and the proof of the fabric"} if ranks or settings.host.memory_floor_mib else {}
+    return {"flock": "the journal"} | as_root | own
 
 
 def node_findings(
@@ -43,7 +52,7 @@ def node_findings(
     problem = docker_problem(node.name, facts.docker)
     if problem:
         findings.append(problem)
-    findings += _host(settings, node, facts)
+    findings += _host(settings, stack, node, facts)
     findings += _sudo(settings, stack, node, facts, sudo_password)
     if settings.hardware == "spark":
         findings += _spark(node, facts)
@@ -52,7 +61,7 @@ def node_findings(
     return findings + in_use_findings(settings, stack, node, facts)
 
 
-def _host(settings: Settings, node: NodeSettings, facts: NodeFacts) -> list[Finding]:
+def _host(settings: Settings, stack: str, node: NodeSettings, facts: NodeFacts) -> list[Finding]:
     findings = [
         Finding(
             "disk-space",
@@ -72,6 +81,16 @@ def _host(settings: Settings, node: NodeSettings, facts: NodeFacts) -> list[Find
             "correct the name; a module that is not loaded has no parameters yet",
         )
         for name in known(facts.missing_sysctls) or ()
+    ]
+    uses = _programs(settings, stack, node)
+    findings += [
+        Finding(
+            "program-missing",
+            node.name,
+            f"expected the program {name} (for {uses.get(name, 'the settings')}), found none",
+            "install it, or leave out the settings that need it",
+        )
+        for name in known(facts.missing_programs) or ()
     ]
     addresses = known(facts.own_addresses) or ()
     if len(settings.nodes) > 1 and addresses and ipaddress.ip_address(addresses[0]).is_loopback:

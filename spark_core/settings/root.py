@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -111,18 +112,19 @@ class Settings(FrozenModel):
                 problems.append(
                     f"nodes[{index}].fabric: found none, and with preflight off none is discovered; declare it"
                 )
-            networks: dict[str, str] = {}
+            networks: dict[ipaddress.IPv4Network, str] = {}
             for place, interface in enumerate(node.fabric):
                 key = f"nodes[{index}].fabric[{place}]"
                 if interface.ip in owner:
                     problems.append(f"{key}.address: found {interface.ip}, which {owner[interface.ip]} already has")
                 owner.setdefault(interface.ip, key)
-                if str(interface.network) in networks:
+                shared = next((k for other, k in networks.items() if other.overlaps(interface.network)), None)
+                if shared is not None:
                     problems.append(
-                        f"{key}.address: found the network {interface.network} of {networks[str(interface.network)]}; "
+                        f"{key}.address: found the network {interface.network} of {shared}; "
                         "two interfaces of one node must be on different subnets"
                     )
-                networks.setdefault(str(interface.network), key)
+                networks.setdefault(interface.network, key)
                 sides.setdefault(str(interface.network), set()).add(index)
             if len({interface.netdev for interface in node.fabric}) != len(node.fabric):
                 problems.append(f"nodes[{index}].fabric: found one netdev twice")

@@ -7,7 +7,6 @@ secret can only travel on standard input.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -15,6 +14,9 @@ from typing import Protocol
 from spark_core.errors import CommandError
 
 DEFAULT_TIMEOUT_S = 20.0
+
+_BARE = re.compile(r"[\w@%+:,./-][\w@%+=:,./-]*", re.ASCII)
+"""A word that needs no quotes; zsh takes one that begins with ``=`` for the path of a program."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Command:
     purpose: str = field(default="", compare=False)
 
     def remote_line(self) -> str:
-        """The command as one string that any POSIX login shell splits into exactly ``argv`` again."""
-        return shlex.join(self.argv)
+        """The command as one string that a login shell (POSIX, zsh, fish) splits into exactly ``argv`` again."""
+        return " ".join(quoted(word) for word in self.argv)
 
     @property
     def told(self) -> str:
@@ -50,6 +52,17 @@ class Command:
                 break
             words.append(word)
         return f"expected an answer of {'`' + ' '.join(words) + '`' if words else 'a script'}"
+
+
+def quoted(word: str) -> str:
+    """A word as a login shell takes it.
+
+    Quotes and backslashes stand outside of the single quotes: fish takes some backslashes inside them as escapes.
+    """
+    if _BARE.fullmatch(word):
+        return word
+    runs = re.findall(r"[^'\\]+|['\\]", word)
+    return "".join(f"\\{run}" if run in ("'", "\\") else f"'{run}'" for run in runs) or "''"
 
 
 def command(
@@ -67,9 +80,13 @@ def script(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     purpose: str = "",
 ) -> Command:
-    """A strict bash script; ``args`` are its ``$1``, ``$2``, … so that no value is ever pasted into the text."""
+    """A strict bash script; ``args`` are its ``$1``, ``$2``, … so that no value is ever pasted into the text.
+
+    ``-p`` keeps the deploy user's own set-up out: the file that ``BASH_ENV`` names would run first, under our strict
+    options, and an exported function may have the name of a program.
+    """
     return Command(
-        ("env", "LC_ALL=C", "bash", "--norc", "-euo", "pipefail", "-c", text, "spark-vllm", *args),
+        ("env", "LC_ALL=C", "bash", "--norc", "-peuo", "pipefail", "-c", text, "spark-vllm", *args),
         sudo=sudo,
         stdin=stdin,
         timeout_s=timeout_s,
@@ -168,7 +185,8 @@ def parse_sections(text: str) -> dict[str, str]:
     """
     sections: dict[str, list[str]] = {}
     current: list[str] | None = None
-    for line in text.splitlines():
+    # Not splitlines(): what a file of the node holds may have other letters that it takes for the end of a line.
+    for line in text.removesuffix("\n").split("\n"):
         if line.startswith("=== "):
             current = sections.setdefault(line[4:].strip(), [])
         elif current is not None:

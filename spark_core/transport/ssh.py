@@ -13,10 +13,11 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from spark_core.errors import CommandError, UnreachableError
 from spark_core.transport.backoff import Backoff
-from spark_core.transport.base import Command, Result, script, tail_lines
+from spark_core.transport.base import Command, Result, command, script, tail_lines
 from spark_core.transport.connection import CONNECT_TIMEOUT_S, Connection, on_the_way, ssh_path
 from spark_core.transport.login_errors import LoginFailure, login_failure, own_words, tcp_failure
 from spark_core.transport.master import REQUEST_TIMEOUT_S, Master
@@ -31,6 +32,10 @@ REPEATS = 2
 
 BUSY_S = 30.0
 """How long a session that sshd has no room for is tried again."""
+
+BEGIN = "spark-vllm-begins"
+"""The first word of every answer. What the login shell prints before it, from a ~/.bashrc, is no part of it: taken for
+one, it would be a part of a file's old content, and it breaks the copying of files and Docker's own ssh."""
 
 _NO_ROOM = ("session request failed", "open failed")
 _BROKE_OFF = re.compile(
@@ -89,7 +94,7 @@ class SshTransport:
                         return self._sudo.run(cmd)
                     return self._session(cmd.remote_line(), cmd.stdin, cmd.timeout_s, cmd.told)
             except UnreachableError as error:
-                if error.code in ("sudo-refused", "session-refused") or repeats == REPEATS:
+                if error.code in ("sudo-refused", "session-refused", "login-shell") or repeats == REPEATS:
                     raise
             repeats += 1
 
@@ -215,7 +220,8 @@ class SshTransport:
         connection = self._connection
         shared = ["-o", "ControlMaster=no", "-o", f"ControlPath={ssh_path(connection.control_path)}"]
         options = [*log.options(), "-o", "LogLevel=INFO", *connection.own_options(), *shared]
-        return ["ssh", *options, "-T", *connection.target(), "--", line]
+        begin = command("sh", "-c", 'echo "$0"; exec "$@"', BEGIN).remote_line()
+        return ["ssh", *options, "-T", *connection.target(), "--", f"{begin} {line}"]
 
     def _session(self, line: str, stdin: bytes, timeout_s: float, told: str) -> Result:
         backoff = Backoff()
@@ -280,15 +286,40 @@ class SshTransport:
             UnreachableError: ssh says that the node could not be asked; the next command connects anew.
         """
         if result.status != SSH_FAILED:
-            return result
+            return self._own_answer(result)
         words = own_words(said)
         # A session whose master went away ends with 255 and no word of ssh.
         if not words and self._master.runs():
-            return result
+            return self._own_answer(result)
         self._master.forget()
         if not words or _BROKE_OFF.search(said):
             raise self._lost([*tail_lines(result.stderr, 3), *words[:1]])
         raise login_failure(self._connection, said, result.stderr).error
+
+    def _own_answer(self, result: Result) -> Result:
+        """What the command itself printed.
+
+        Raises:
+            UnreachableError: the login shell printed something before, or did not run the command at all.
+        """
+        aside, begun, text = result.stdout.partition(f"{BEGIN}\n")
+        if begun and not aside:
+            return replace(result, stdout=text)
+        said = next(iter(tail_lines(aside, 1) or tail_lines("" if begun else result.stderr, 1)), "").strip()[:120]
+        said = said or ("an empty line" if begun else "nothing")
+        user = self._connection.spec.user
+        if begun:
+            what = f"expected a login shell of {user} that prints nothing by itself, found: {said}"
+            do = (
+                "print it in interactive shells only (in ~/.bashrc, after the line `case $- in *i*) ;; *) return;; "
+                "esac`): it also breaks the copying of files and Docker's own ssh"
+            )
+        else:
+            what = (
+                f"expected the login shell of {user} to run a command, found that it ended with {result.status}: {said}"
+            )
+            do = "`ssh NODE true; echo $?` must print 0: look at the user's shell (/etc/passwd) and its start files"
+        raise UnreachableError(what, node=self.node, step="login shell", code="login-shell", do=do)
 
     def _lost(self, evidence: Sequence[str] = ()) -> UnreachableError:
         return UnreachableError(

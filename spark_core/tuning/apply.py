@@ -7,7 +7,8 @@ lost its power, is finished by the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from spark_core import root_commands as root
 from spark_core.containers import STOP_TIMEOUT_S
@@ -31,7 +32,8 @@ def apply_tuning(transport: Transport, place: Place, tuning: Tuning) -> None:
     """
     facts = observe_tuning(transport, place, tuning)
     entries = claims(place, tuning, facts)
-    _refuse_what_cannot_be(transport.node, place, tuning, facts)
+    for refused in refusals(transport.node, place, tuning, facts):
+        raise refused
     declared = {entry.key for entry in entries}
     # The check against other stacks is made before the first change, the undoing of our own included.
     record_many(transport, place.folder, entries, facts.journals)
@@ -98,23 +100,38 @@ def _entry(file: ManagedFile, wanted: str, state: FileState, live: Live) -> Jour
     )
 
 
-def _refuse_what_cannot_be(node: str, place: Place, tuning: Tuning, facts: TuningFacts) -> None:
-    absent = [name for name, value in facts.sysctls.items() if value is None]
-    if absent:
-        raise CommandError(
-            f"expected the kernel parameter {absent[0]}, found none of that name",
+def refusals(node: str, place: Place, tuning: Tuning, facts: TuningFacts) -> Iterator[CommandError]:
+    """Why what is declared cannot be made, as far as the facts tell; nothing is asked and nothing changed."""
+    for absent in (name for name, value in facts.sysctls.items() if value is None):
+        yield CommandError(
+            f"expected the kernel parameter {absent}, found none of that name",
             where=f"{node} (host.sysctls)",
             do="correct the name; a module that is not loaded has no parameters yet",
         )
     if "watchdog" in tuning.items and not facts.live.has_watchdog:
-        raise CommandError(
+        yield CommandError(
             "expected /dev/watchdog, found none", where=f"{node} (host.watchdog)", do="take host.watchdog out"
         )
     for name, value in tuning.items.items():
-        for file in ITEMS[name].render(place, value, facts.files):
-            _refuse_file(node, file, facts.files[file.path], f"host.{name}")
-    for file in tuning.files:
-        _refuse_file(node, file, facts.files[file.path], _setting_of(file))
+        try:
+            files = ITEMS[name].render(place, value, facts.files)
+        except CommandError as error:  # what others have in the same file is not understood
+            yield CommandError(error.what, where=f"{node} (host.{name})", do=error.do)
+            return
+        yield from _refused(_refuse_file, ((node, file, facts.files[file.path], f"host.{name}") for file in files))
+    yield from _refused(_refuse_file, ((node, f, facts.files[f.path], _setting_of(f)) for f in tuning.files))
+    yield from _refused(_refuse_disturbance, [(node, place, tuning, facts)])
+
+
+def _refused(check: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> Iterator[CommandError]:
+    for case in cases:
+        try:
+            check(*case)
+        except CommandError as error:
+            yield error
+
+
+def _refuse_disturbance(node: str, place: Place, tuning: Tuning, facts: TuningFacts) -> None:
     driver = tuning.items.get("docker_cgroup_driver")
     if tuning.disturb_others:
         return

@@ -8,7 +8,7 @@ from spark_core.findings import Finding
 from spark_core.journal import Key, StackFolder, contradictions
 from spark_core.settings import NodeSettings, Settings
 from spark_core.transport.base import Fragment
-from spark_core.tuning.apply import reloads, wanted_keys
+from spark_core.tuning.apply import refusals, reloads, wanted_keys
 from spark_core.tuning.items import Place
 from spark_core.tuning.observe import Tuning, TuningFacts, tuning_fragments, tuning_of, without_root
 
@@ -30,7 +30,7 @@ def tuning_findings(
     sections: Mapping[str, str],
     fabric_claims: Mapping[Key, str] | None = None,
 ) -> list[Finding]:
-    """What another stack on the node declares otherwise than this one.
+    """What another stack on the node declares otherwise than this one, and what ``up`` would refuse to do.
 
     Args:
         sections: The answer to :func:`tuning_look`.
@@ -38,7 +38,11 @@ def tuning_findings(
     """
     place, tuning, facts = _facts(settings, stack, node, sections)
     claims = wanted_keys(place, tuning) | dict(fabric_claims or {})
-    return contradictions(stack, claims, facts.journals, node.name)
+    refused = [
+        Finding("tuning-refused", error.where, error.what, error.do)
+        for error in refusals(node.name, place, tuning, facts)
+    ]
+    return [*contradictions(stack, claims, facts.journals, node.name), *refused]
 
 
 def tuning_notes(settings: Settings, stack: str, node: NodeSettings, sections: Mapping[str, str]) -> list[str]:

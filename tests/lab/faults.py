@@ -193,10 +193,17 @@ REACHING = [
         edit=setting("host", "sysctls", value={"net.ipv4.tcp_keepalive_time": "120"}),
     ),
     Fault(
+        "login-shell",
+        r"spark-b, login shell: expected a login shell of spark that prints nothing by itself, found: Welcome to b",
+        "cp -a /home/spark/.bashrc /root/bashrc; sed '1i echo Welcome to b' /root/bashrc > /home/spark/.bashrc",
+        "cp -a /root/bashrc /home/spark/.bashrc; rm /root/bashrc",
+    ),
+    Fault(
         "observation-failed",
-        r"spark-b",
-        f"chsh -s /usr/sbin/nologin spark; {_LOG_OUT}",
-        f"chsh -s /bin/bash spark; {_LOG_OUT}",
+        r"spark-b: expected a journal entry of the stack other in sysctl-0\.json, found no whole JSON",
+        "mkdir -p /home/spark/.spark-vllm/stacks/other/journal; chown -R spark: /home/spark/.spark-vllm\n"
+        "echo '{' > /home/spark/.spark-vllm/stacks/other/journal/sysctl-0.json",
+        "rm -r /home/spark/.spark-vllm/stacks/other",
     ),
     Fault(
         "fact-unreadable",
@@ -354,6 +361,19 @@ MACHINE = [
         edit=setting("host", "sysctls", value={"net.core.no_such": "1"}),
     ),
     Fault(
+        "program-missing",
+        r"spark-b: expected the program flock \(for the journal\), found none",
+        "mv /usr/bin/flock /root/",
+        "mv /root/flock /usr/bin/",
+    ),
+    Fault(
+        "tuning-refused",
+        r"spark-b \(host\.docker_cgroup_driver\): expected an object of JSON in /etc/docker/daemon\.json, found some",
+        "cp -a /etc/docker/daemon.json /root/; echo '{' > /etc/docker/daemon.json",
+        "mv /root/daemon.json /etc/docker/daemon.json",
+        edit=setting("host", "docker_cgroup_driver", value="cgroupfs"),
+    ),
+    Fault(
         "clock-cap-elsewhere",
         r"spark-b \(host\.gpu_clock_cap_mhz\): expected GPU clocks to be set by nobody else, found owners-cap\.service",
         "printf '[Service]\\nExecStart=/usr/bin/nvidia-smi -lgc 200,2150\\n' > /etc/systemd/system/owners-cap.service",
@@ -482,6 +502,14 @@ FABRIC_FAULTS = [
         r"spark-a \(nodes\[\]\.fabric\[0\]\.address\): expected 192\.168\.200\.12 to be its own, found it at ",
         f"ip address add 192.168.200.12/32 dev {FABRIC}",
         f"ip address delete 192.168.200.12/32 dev {FABRIC}",
+    ),
+    Fault(
+        "subnet-alone",
+        r"spark-b \(nodes\[\]\.fabric\[1\]\.address\): expected another node on 192\.168\.202\.0/24, found them on ",
+        f"ip address add 192.168.202.13/24 dev {TWIN}",
+        f"ip address delete 192.168.202.13/24 dev {TWIN}",
+        edit=setting("nodes", 1, "fabric", 1, "address", value="192.168.202.13/24"),
+        also=("gid-missing",),  # the lab's own GID tables do not follow the addresses
     ),
     Fault(
         "subnet-shared",

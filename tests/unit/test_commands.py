@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import traceback
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -27,11 +29,15 @@ WORD = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_charact
 PRINT_EACH = 'for w in "$@"; do printf "%s\\0" "$w"; done'
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
+SHELLS = ["sh", "bash", *(shell for shell in ("zsh", "fish") if shutil.which(shell))]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 @given(words=st.lists(WORD, min_size=1, max_size=5))
 @example(words=["", " ", "'", '"', "$HOME"])
 @example(words=["a\nb", "`id`", "$(id)", "\\", "!!"])
 @example(words=["-n", "--", "*", "~", "#x"])
+@example(words=["\\\\", "\\'", "a\\\\'b", "''", "=ls", "a=b", "{1..3}", "%1"])
 @example(words=["\t", "é", "\U0001f980", ";", "&&"])
 def test_a_login_shell_splits_the_remote_line_into_the_same_words(shell: str, words: list[str]) -> None:
     line = command("sh", "-c", PRINT_EACH, "sh", *words).remote_line()
@@ -44,6 +50,28 @@ def test_a_script_gets_its_values_as_arguments_and_never_as_text(words: list[str
     result = LocalNode().run(script(PRINT_EACH, *words))
     assert result.ok
     assert result.stdout.split("\0")[:-1] == words
+
+
+def test_quotes_and_backslashes_stand_outside_of_single_quotes() -> None:
+    # fish takes a backslash before either of them inside single quotes as an escape, a POSIX shell does not.
+    assert command("a\\\\b", "it's", "=ls", "").remote_line() == r"""'a'\\\\'b' 'it'\''s' '=ls' ''"""
+
+
+def test_a_script_is_run_without_the_set_up_of_the_deploy_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = tmp_path / "start"
+    start.write_text('echo noise; unalias -a; trap "echo end" EXIT; echo "$never_set"\n')
+    monkeypatch.setenv("BASH_ENV", str(start))
+    monkeypatch.setenv("BASH_FUNC_id%%", "() { echo function; }")
+    monkeypatch.setenv("CDPATH", "/")
+    result = LocalNode().run(script('id -u; cd tmp && pwd || echo "no $1"', "x"))
+    assert result.ok, result
+    assert result.stdout.splitlines()[0].isdigit()
+    assert result.stdout.splitlines()[1:] == ["no x"]
+
+
+def test_what_other_languages_take_for_the_end_of_a_line_ends_no_section() -> None:
+    text = "=== a\none\x85=== b\rtwo\u2028three\n=== c\n"
+    assert parse_sections(text) == {"a": "one\x85=== b\rtwo\u2028three", "c": ""}
 
 
 def test_a_script_stops_at_its_first_failure() -> None:

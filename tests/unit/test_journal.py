@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import stat
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,12 @@ from spark_core.journal import (
     record_setup,
     undo,
 )
+from spark_core.journal.entry import ACTIVATIONS, parse_entry
 from spark_core.journal.links import LinkNow, plan_link, plan_parameters
 from spark_core.journal.undo import file_commands
 from spark_core.transport.base import Command, Result
 from spark_core.transport.ssh import write_file
+from spark_core.tuning.items import ITEMS, Place
 from tests.local_node import LocalNode
 from tests.scripted_transport import ScriptedTransport
 
@@ -153,20 +156,80 @@ def test_a_rubbish_answer_is_no_answer_that_the_journal_is_gone(folder: StackFol
         journal_exists(ScriptedTransport("spark-a", lambda _: "Welcome to spark-a!"), folder)
 
 
+def entry_with(**parts: object) -> str:
+    """The text of an entry of a file with some parts changed."""
+    whole = {"kind": "file", "target": "/etc/x", "old": None, "mode": "0644", "owner": "0:0", "at": 1.0}
+    return json.dumps(whole | parts)
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["", "rubbish", "[]", '{"kind": "sysctl"}', '{"kind": "sysctl", "target": "a", "old": "1", "x": 1}'],
+    ("text", "found"),
+    [
+        ("", "an empty file"),
+        ("rubbish", "no whole JSON"),
+        (entry_with()[:-1], "no whole JSON"),
+        ("[" * 50_000, "no whole JSON"),
+        ("[]", "no object of JSON"),
+        ("null", "no object of JSON"),
+        ('{"kind": "sysctl"}', "no old"),
+        (entry_with(x=1), "x, as only another version of this program writes"),
+        (entry_with(kind="packet-filter"), "kind 'packet-filter'"),
+        (entry_with(activation="nft"), "activation 'nft'"),
+        (entry_with(domain="security"), "domain 'security'"),
+        (entry_with(target=""), "target ''"),
+        (entry_with(target=7), "target 7"),
+        (entry_with(old="half a te"), "old 'half a te' of a file"),
+        (entry_with(old=5), "old 5"),
+        (entry_with(mode="rw-r--r--"), "mode 'rw-r--r--'"),
+        (entry_with(owner="root:root"), "owner 'root:root'"),
+        (entry_with(at="yesterday"), "at 'yesterday'"),
+        (entry_with(addresses="192.168.0.1/24"), "addresses '192.168.0.1/24'"),
+        (entry_with(parameters={"a": 1}), "parameters {'a': 1}"),
+        (entry_with(up="yes"), "up 'yes'"),
+        (entry_with(sudo=None), "sudo None"),
+        (entry_with(kind="link", target="eth0", old="jumbo"), "old 'jumbo' of a link"),
+        (entry_with(kind="sysctl", target="a.b"), "old None of a sysctl"),
+        (entry_with(), "an entry of file /etc/x, whose file has another name"),
+    ],
 )
-def test_an_entry_that_cannot_be_understood_stops_everything(text: str, node: LocalNode, folder: StackFolder) -> None:
+def test_an_entry_that_cannot_be_understood_stops_everything(
+    text: str, found: str, node: LocalNode, folder: StackFolder
+) -> None:
     open_journal(node, folder)
     record(node, folder, JournalEntry("sysctl", "a.b", "1"))
     (Path(folder.journal) / "file-0.json").write_text(text)
+    asked = len(node.asked)
     with pytest.raises(ObservationError) as failed:
         undo(node, folder)
-    assert failed.value.line == (
-        "spark-a: expected a journal entry of the stack dev in file-0.json, found something else"
-    )
+    assert failed.value.line == (f"spark-a: expected a journal entry of the stack dev in file-0.json, found {found}")
+    assert len(node.asked) == asked + 1  # the journal was read, and nothing was done
     assert len(list(Path(folder.journal).iterdir())) == 2
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_an_entry_that_is_damaged_anywhere_is_understood_wholly_or_not_at_all(data: st.DataObject) -> None:
+    whole = asdict(JournalEntry("file", "/etc/x", "b2xk", "0640", "0:998", domain="host", folder="/etc/y", live="1"))
+    anything = st.recursive(
+        st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+        max_leaves=4,
+    )
+    whole[data.draw(st.sampled_from(sorted(whole)))] = data.draw(anything)
+    try:
+        entry = parse_entry(json.dumps(whole))
+    except ValueError:
+        return
+    assert parse_entry(json.dumps(asdict(entry))) == entry
+    if entry.kind == "file":
+        assert file_commands(StackFolder("/root", "dev"), entry, b"") is not None
+        assert base64.b64decode(entry.old or "", validate=True) is not None
+
+
+def test_every_activation_that_tuning_writes_is_understood() -> None:
+    place = Place(StackFolder("/root", "dev"), "aurora")
+    written = {file.activation for item in ITEMS.values() for file in item.files(place, "0")}
+    assert written <= set(ACTIVATIONS)
 
 
 @settings(max_examples=5)
@@ -383,3 +446,17 @@ def test_a_setup_command_that_no_state_knows_of_is_taken_back(
     assert (entry.kind, entry.target, entry.old) == ("command", "motd", f"rm -f {made}; true")
     close_journal(node, folder)
     assert not made.exists()
+
+
+@pytest.mark.parametrize("stack", ["..", ".", ".dev", "-dev", "", "dev/x", "dev x", "dev\n"])
+def test_a_stack_whose_folder_no_shell_would_find_is_refused(stack: str) -> None:
+    with pytest.raises(SparkError, match="expected a name of the stack that begins with a letter, a digit or _"):
+        StackFolder("/srv", stack)
+
+
+@pytest.mark.parametrize("stack", ["dev", "_x", "0", "Dev.2-b_c"])
+def test_a_stack_of_any_other_name_finds_its_journal_again(stack: str, node: LocalNode, folder: StackFolder) -> None:
+    odd = StackFolder(folder.root, stack)
+    open_journal(node, odd)
+    record(node, odd, JournalEntry("sysctl", "a.b", "1"))
+    assert [entry.target for entry in read_journal(node, odd)] == ["a.b"]

@@ -194,7 +194,7 @@ def test_another_stack_s_entry_that_cannot_be_read_stops_everything(
     with pytest.raises(ObservationError) as failed:
         record(host.node, prod, wanting("7"))
     assert failed.value.line == (
-        "spark-a: expected a journal entry of the stack dev in sysctl-0.json, found something else"
+        "spark-a: expected a journal entry of the stack dev in sysctl-0.json, found no whole JSON"
     )
     assert read_journal(host.node, prod) == [], "its own are another matter"
 

@@ -128,6 +128,17 @@ CASES: list[tuple[dict[str, Any], Mapping[str, Any], str]] = [
         "running: vllm_node (image:1, Up 3 days)",
     ),
     (
+        {"missing_programs": ("netplan",)},
+        {"fabric": {"manage": True}},
+        "program-missing fail spark-a: expected the program netplan (for what is done as root), found none",
+    ),
+    (
+        {"missing_programs": ("python3",)},
+        {},
+        "program-missing fail spark-a: expected the program python3 (for weights and the proof of the fabric), found "
+        "none",
+    ),
+    (
         {"architecture": "amd64"},
         {},
         "architecture fail spark-a (hardware): expected a DGX Spark (arm64), found amd64",
@@ -279,7 +290,11 @@ def test_one_fault_is_exactly_one_finding(broken: dict[str, Any], change: Mappin
 
 def test_every_kind_about_one_node_has_a_case() -> None:
     start, end = list(KINDS).index("docker-missing"), list(KINDS).index("nodes-differ-architecture")
-    kinds = {"fact-unreadable", *list(KINDS)[start:end]} - {"clock-skew", "setting-contradicted"}
+    kinds = {"fact-unreadable", *list(KINDS)[start:end]} - {
+        "clock-skew",
+        "setting-contradicted",
+        "tuning-refused",
+    }
     assert {line.split()[0] for _, _, line in CASES} == kinds
 
 
@@ -596,3 +611,14 @@ def test_root_that_cannot_be_had_is_told_where_settings_need_it(
     refused = [finding for finding in found if finding.code == "sudo-refused"]
     assert [finding.where for finding in refused] == ([] if told_at is None else ["spark-a (sudo_password)"])
     assert all(finding.what.endswith(f"found {told_at}") for finding in refused)
+
+
+def test_a_node_is_asked_for_the_programs_that_its_settings_need() -> None:
+    def programs(change: Mapping[str, Any]) -> tuple[str, ...]:
+        settings = settings_with(change)
+        return facts_spec(settings, "dev", settings.nodes[0]).programs
+
+    plain = {"host": {}, "fabric": {"manage": False}}
+    assert programs(plain) == ("flock", "python3")
+    assert set(programs({**plain, "host": {"remove_ipc": False}})) > {"systemctl", "install", "flock"}
+    assert set(programs({**plain, "fabric": {"manage": True}})) > {"netplan", "systemd-run", "ip", "sysctl"}

@@ -494,3 +494,44 @@ def test_our_own_sessions_are_bounded(ssh: FakeSsh) -> None:
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda _: carrier.run(command("true")), range(12)))
     assert most <= 4
+
+
+@pytest.mark.parametrize("noise", ["echo Welcome", "printf Welcome", "echo; echo Welcome; echo"])
+@pytest.mark.parametrize("cmd", [command("id"), command("base64", "/etc/hostname", sudo=True), script("true")])
+def test_a_login_shell_that_prints_is_told_and_its_words_are_no_answer(ssh: FakeSsh, noise: str, cmd: Command) -> None:
+    ssh.start_shell_with("spark-a", noise)
+    error = failure(transport(ssh), cmd)
+    assert (error.code, error.step) == ("login-shell", "login shell")
+    assert error.what == "expected a login shell of aurora that prints nothing by itself, found: Welcome"
+    assert "~/.bashrc" in error.do
+
+
+def test_what_a_login_shell_prints_is_no_answer_to_a_stream_either(ssh: FakeSsh) -> None:
+    ssh.start_shell_with("spark-a", "echo Welcome")
+    with pytest.raises(UnreachableError, match="prints nothing by itself, found: Welcome"):
+        transport(ssh).stream(command("cat"), [b"x"])
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        ("exit 0", "ended with 0: nothing"),
+        ("echo 'This account is currently not available.'; exit 1", "ended with 1: This account is currently not"),
+        ("echo 'no such shell' >&2; exit 127", "ended with 127: no such shell"),
+    ],
+)
+def test_a_command_that_the_login_shell_never_ran_has_not_succeeded(ssh: FakeSsh, start: str, found: str) -> None:
+    ssh.start_shell_with("spark-a", start)
+    error = failure(transport(ssh))
+    assert error.code == "login-shell"
+    assert found in error.what
+
+
+def test_an_empty_line_of_a_login_shell_is_told_too(ssh: FakeSsh) -> None:
+    ssh.start_shell_with("spark-a", "echo; echo told aside >&2")
+    assert failure(transport(ssh)).what.endswith("found: an empty line")
+
+
+def test_what_a_login_shell_writes_to_standard_error_is_let_pass(ssh: FakeSsh) -> None:
+    ssh.start_shell_with("spark-a", "echo 'tput: No value for $TERM' >&2")
+    assert transport(ssh).run(command("echo", "spark-vllm-begins")).stdout == "spark-vllm-begins\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -456,3 +457,23 @@ def test_every_kind_of_the_fabric_is_found_by_a_test_here() -> None:
     codes = list(KINDS)
     fabric = codes[codes.index("netdev-missing") : codes.index("netplan-foreign") + 1]
     assert [code for code in fabric if code not in source and code not in from_proofs] == []
+
+
+@pytest.mark.parametrize("address", ["192.168.202.13/24", "192.168.201.13/25"])
+def test_an_interface_whose_subnet_no_other_node_is_on_is_told_at_both_ends(address: str) -> None:
+    nodes = [node.model_dump(mode="json") for node in settings_with().nodes]
+    nodes[1]["fabric"][1]["address"] = address
+    networks = of_b(with_link(TWIN, replace(spark(13).links[TWIN], addresses=(address,))))
+    alone = [finding for finding in findings(networks, {"nodes": nodes}) if finding.code == "subnet-alone"]
+    network = str(ipaddress.IPv4Interface(address).network)
+    assert [f"{finding.severity} {finding.where}: {finding.what}" for finding in alone] == [
+        "fail spark-a (nodes[].fabric[1].address): expected another node on 192.168.201.0/24, found them on "
+        f"192.168.200.0/24, {network}",
+        f"fail spark-b (nodes[].fabric[1].address): expected another node on {network}, found them on "
+        "192.168.200.0/24, 192.168.201.0/24",
+    ]
+
+
+def test_a_node_whose_peers_are_given_up_is_alone_without_a_finding() -> None:
+    settings = settings_with({"abandoned_nodes": ["spark-b"]})
+    assert fabric_cluster_findings(settings, {"spark-a": spark(12)}, {}) == []

@@ -436,3 +436,9 @@ def test_an_answer_that_was_cut_is_read_as_far_as_it_goes(cut: int) -> None:
     facts = parse_network(parse_sections(whole[:cut]))
     assert set(facts.unread) <= {"links", "devices", "rdma", "gids", "neighbours", "netplan"}
     assert facts.links == {} or len(facts.links) == 10
+
+
+def test_a_netplan_file_with_odd_letters_and_line_ends_is_read_whole() -> None:
+    host_says = "=== net-netplan\nopen etc/netplan/90-odd.yaml\n|# a\x85b\u2028=== c\n|network:\r\n|  version: 2\rx\n"
+    read = parse_netplan_files(parse_sections(host_says)["net-netplan"])
+    assert read == {"/etc/netplan/90-odd.yaml": "# a\x85b\u2028=== c\nnetwork:\r\n  version: 2\rx\n"}

@@ -47,6 +47,7 @@ _ANSWERS = {
     ),
     "present": ("python3\nnvidia-ctk\nnvidia-container-runtime-hook", 0),
     "sysctls": ("", 0),
+    "programs": ("", 0),
     "listeners": ("", 0),
     "gpus": ("NVIDIA GB10, 580.142, [N/A]", 0),
     "gpu-processes": ("", 0),

@@ -121,3 +121,42 @@ def test_what_each_stack_has_for_itself_is_no_contradiction(host: TunedHost) -> 
     apply(host, settings_of(host, memory_floor_mib=4096, sysctls={"net.core.rmem_max": "1"}), "prod")
     settings = settings_of(host, memory_floor_mib=8192)
     assert tuning_findings(settings, "dev", settings.nodes[0], look(host, settings)) == []
+
+
+def found(host: TunedHost, settings: Settings, stack: str = "dev") -> list[str]:
+    """What is told of the tuning, one line each."""
+    findings = tuning_findings(settings, stack, settings.nodes[0], look(host, settings, stack))
+    return [f"{finding.code} {finding.where}: {finding.what}" for finding in findings]
+
+
+def test_what_up_would_refuse_is_a_finding_and_all_of_it_is_told(host: TunedHost) -> None:
+    host.file("/dev/watchdog").unlink()
+    link = host.file("/etc/systemd/logind.conf.d/60-spark-vllm.conf")
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/dev/null")
+    host.runs("others", "")
+    wanted = settings_of(host, watchdog=True, remove_ipc=False, docker_cgroup_driver="cgroupfs")
+    assert found(host, wanted) == [
+        "tuning-refused spark-a (host.watchdog): expected /dev/watchdog, found none",
+        "tuning-refused spark-a (host.remove_ipc): expected a plain file or none at "
+        "/etc/systemd/logind.conf.d/60-spark-vllm.conf, found a link",
+        "tuning-refused spark-a (host.disturb_others): expected no containers of others while Docker is restarted, "
+        "found others",
+    ]
+
+
+def test_containers_of_others_are_no_finding_where_they_may_be_disturbed_or_nothing_changes(host: TunedHost) -> None:
+    host.runs("others", "")
+    wanted = settings_of(host, docker_cgroup_driver="cgroupfs", disturb_others=True)
+    assert found(host, wanted) == []
+    apply(host, wanted)
+    assert found(host, settings_of(host, docker_cgroup_driver="cgroupfs")) == []
+
+
+def test_a_daemon_json_that_nobody_can_read_is_a_finding(host: TunedHost) -> None:
+    host.file("/etc/docker/daemon.json").parent.mkdir(parents=True, exist_ok=True)
+    host.file("/etc/docker/daemon.json").write_text("{")
+    assert found(host, settings_of(host, docker_cgroup_driver="cgroupfs")) == [
+        "tuning-refused spark-a (host.docker_cgroup_driver): expected an object of JSON in /etc/docker/daemon.json, "
+        "found something else"
+    ]
