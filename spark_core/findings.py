@@ -113,6 +113,11 @@ KINDS: Mapping[str, FindingKind] = {
         ("nodes-differ-driver", "fail", "Nodes of one stack have different GPUs or drivers."),
         ("nodes-differ-kernel", "warn", "Nodes of one stack run different kernels."),
         ("nodes-differ-docker", "warn", "Nodes of one stack run different versions of Docker."),
+        (
+            "nodes-differ-image-store",
+            "fail",
+            "Nodes of one stack keep images in different stores (classic, containerd), where one image has two ids.",
+        ),
         ("nodes-differ-release", "warn", "Nodes of one stack have different DGX releases."),
     ),
     **_kinds(

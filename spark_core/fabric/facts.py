@@ -20,7 +20,7 @@ show_files() {
   folder=$1; shift
   for f in "$@"; do
     if [ ! -e "$f" ]; then continue; fi
-    if [ ! -r "$f" ] || [ "${f%.network}" != "$f" ]; then echo "closed $folder/${f##*/}"; continue; fi
+    if [ ! -r "$f" ]; then echo "closed $folder/${f##*/}"; continue; fi
     echo "open $folder/${f##*/}"
     while IFS= read -r line || [ -n "$line" ]; do printf '|%s\n' "$line"; done < "$f"
   done

@@ -11,7 +11,10 @@ from pathlib import PurePosixPath
 from spark_core.fabric.facts import NetworkFacts
 from spark_core.settings import FabricSettings
 
-_DHCP = re.compile(r"\bdhcp4:\s*(true|yes|on)\b", re.IGNORECASE)
+_DHCP = re.compile(r"\bdhcp4:\s*(true|yes|on)\b|^DHCP=(true|yes|on|ipv4)\b", re.IGNORECASE | re.MULTILINE)
+_NETWORKD = "/etc/systemd/network/"
+_DRIVER = "mlx5_core"
+"""Of a ConnectX-7, by which files may match its interfaces."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +27,21 @@ class Foreign:
 
 
 def words_of(text: str) -> set[str]:
-    """The words of a YAML text without its comments; enough to tell whether a file speaks of an interface."""
+    """The words of a file of netplan or networkd without its comments; enough to tell whether it names an interface."""
     plain = re.sub(r"(^|\s)#.*", "", text)
     plain = re.sub(r"(?m)^---.*$", "", plain)
-    return {word.rstrip(":").strip("\"'") for word in re.split(r"[\s\[\]{},]+", plain)} - {""}
+    return {word.rstrip(":").strip("\"'") for word in re.split(r"[\s\[\]{},=]+", plain)} - {""}
 
 
-def speaks_of(text: str, netdev: str, mac: str = "") -> bool:
-    """Whether a netplan file names an interface: by name, by a pattern that matches it, or by its hardware address."""
+def speaks_of(text: str, netdev: str, mac: str = "", driver: str = "") -> bool:
+    """Whether a file names an interface: by its name, hardware address or driver, or by a pattern of name or driver."""
     words = words_of(text)
-    patterns = {word for word in words if re.search(r"[*?\[]", word)}
-    names = {netdev, mac} if mac else {netdev}
+    # A set of letters in a pattern is split above like a list of YAML.
+    sets = re.findall(r"[^\s'\"{},=]*\[[^\]\s,]+\][^\s'\"{},=]*", re.sub(r"(^|\s)#.*", "", text))
+    patterns = {word for word in words if re.search(r"[*?]", word)} | set(sets)
+    names = {netdev, mac, driver} - {""}
     return bool(names & {*words, *(word.lower() for word in words)}) or any(
-        fnmatch.fnmatchcase(netdev, pattern) for pattern in patterns
+        fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in (netdev, driver) if name
     )
 
 
@@ -53,13 +58,22 @@ def foreign_configuration(fabric: FabricSettings, netdevs: Sequence[str], networ
     """Files of others that configure one of these interfaces, as far as they can be read."""
     ours = PurePosixPath(fabric.netplan_file).name
     named = {PurePosixPath(path).name for path in fabric.take_over}
-    others = {name: link.mac for name, link in network.links.items() if name not in netdevs and name != "lo"}
+    others = [name for name in network.links if name not in netdevs and name != "lo"]
+    for path, text in sorted(network.netplan.items()):
+        spoken = [n for n in netdevs if text and path.startswith(_NETWORKD) and _speaks_of(text, n, network)]
+        if spoken:
+            yield Foreign(
+                path,
+                f"expected no other file that configures {spoken[0]}, found {path}",
+                "take the interface out of that file (networkd takes the first one that matches, and netplan's may "
+                "come after it), or set fabric.manage to false to use it as it is",
+            )
     for path, text in sorted(effective(network).items()):
         name = PurePosixPath(path).name
-        spoken = [n for n in netdevs if text and speaks_of(text, n, _mac(network, n))]
+        spoken = [n for n in netdevs if text and _speaks_of(text, n, network)]
         if name == ours or not spoken or text is None:
             continue
-        rest = [other for other, mac in others.items() if speaks_of(text, other, mac)]
+        rest = [other for other in others if _speaks_of(text, other, network)]
         if name not in named:
             yield Foreign(
                 path,
@@ -89,10 +103,14 @@ def persistent(netdev: str, address: str, network: NetworkFacts) -> bool:
         return True
     if None in network.netplan.values():
         return True
-    speaking = [text for text in effective(network).values() if text and speaks_of(text, netdev, _mac(network, netdev))]
+    networkd = [text for path, text in network.netplan.items() if path.startswith(_NETWORKD)]
+    files = [*effective(network).values(), *networkd]
+    speaking = [text for text in files if text and _speaks_of(text, netdev, network)]
     return any(address in words_of(text) or _DHCP.search(text) for text in speaking)
 
 
-def _mac(network: NetworkFacts, netdev: str) -> str:
+def _speaks_of(text: str, netdev: str, network: NetworkFacts) -> bool:
     link = network.links.get(netdev)
-    return link.mac if link is not None else ""
+    if link is None:
+        return speaks_of(text, netdev)
+    return speaks_of(text, netdev, link.mac, _DRIVER if link.hca else "")

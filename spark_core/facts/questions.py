@@ -122,6 +122,8 @@ engine=$(answer docker); begin docker; printf '%s\\n' "$engine"
 tell containers
 root='"DockerRootDir": ?"([^"]+)"'
 if [[ $engine =~ $root ]]; then paths+=("${{BASH_REMATCH[1]}}"); fi
+# There the daemon keeps images in containerd's folder and not in its own.
+[[ $engine != *io.containerd.snapshotter* ]] || paths+=(/var/lib/containerd)
 begin disks
 for path in "${{paths[@]}}"; do
   printf '{PATH_MARK}%s\\n' "$path"

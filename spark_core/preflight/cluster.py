@@ -17,6 +17,11 @@ _ATTRIBUTES: tuple[tuple[str, str, Callable[[NodeFacts], str | None]], ...] = (
     ("nodes-differ-driver", "GPU and driver", lambda facts: _gpu(facts)),
     ("nodes-differ-kernel", "kernel", lambda facts: known(facts.kernel)),
     ("nodes-differ-docker", "Docker", lambda facts: facts.docker.version if isinstance(facts.docker, Docker) else None),
+    (
+        "nodes-differ-image-store",
+        "kind of image store",
+        lambda facts: facts.docker.image_store if isinstance(facts.docker, Docker) else None,
+    ),
     ("nodes-differ-release", "DGX release", lambda facts: _release(facts)),
 )
 """Kind, name, and how a node's value is told; None where it is not known, which has a finding of its own."""

@@ -407,6 +407,19 @@ DIFFERENCES = [
         severity="warning",
     ),
     Fault(
+        "nodes-differ-image-store",
+        r"nodes: expected the same kind of image store on all nodes, found spark-a \w+, spark-b containerd",
+        pretend=(
+            "docker",
+            "info --format '{{json .}}'",
+            _DOCKER_INFO.replace(
+                '"Driver"', '"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]], "Driver"'
+            ),
+            0,
+        ),
+        also=("nodes-differ-docker",),
+    ),
+    Fault(
         "nodes-differ-release",
         r"nodes: expected the same DGX release on all nodes, found spark-a 7\.5\.0, spark-b 7\.6\.0",
         pretend=(

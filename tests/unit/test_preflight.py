@@ -474,6 +474,11 @@ CLUSTER: list[tuple[dict[str, Any], str, str]] = [
         "expected the same Docker on all nodes, found spark-a 29.2.1, spark-b 28.5.1",
     ),
     (
+        {"docker": docker(image_store="containerd")},
+        "nodes-differ-image-store fail",
+        "expected the same kind of image store on all nodes, found spark-a classic, spark-b containerd",
+    ),
+    (
         {"dgx": DgxRelease("DGX Spark", "GX10", "7.2.3", "7.6.0")},
         "nodes-differ-release warn",
         "expected the same DGX release on all nodes, found spark-a 7.5.0, spark-b 7.6.0",

@@ -311,7 +311,7 @@ def test_recorded_netplan_files_arrive_as_they_are(path: Path, host: FakeHost) -
     assert found == {
         "/etc/netplan/40-cx7.yaml": path.read_text().rstrip("\n") + "\n",
         "/run/netplan/60-x.yaml": "a: 1\n",
-        "/etc/systemd/network/10-x.network": None,
+        "/etc/systemd/network/10-x.network": network.read_text(),
     }
 
 

@@ -46,6 +46,16 @@ def test_recorded_files_speak_of_these_interfaces(name: str, spoken: set[str]) -
         ('ethernets: {all: {match: {name: "enp1*"}, dhcp4: true}}', True),
         ("ethernets:\n  x:\n    match:\n      macaddress: 02:00:5E:00:0C:02\n", True),
         ("bonds:\n  bond0:\n    interfaces: [enp1s0f0np0, enp1s0f1np1]\n", True),
+        ('ethernets: {all: {match: {name: "enp1s0f[01]np?"}}}', True),
+        ("ethernets:\n  all:\n    match:\n      name: enp[1-3]s0f1np[0-9]\n", True),
+        ('ethernets: {all: {match: {name: "enp1s0f[02]np*"}}}', False),
+        ("ethernets: {x: {match: {driver: mlx5_core}}}", True),
+        ('ethernets: {x: {match: {driver: ["r8127", "mlx5*"]}}}', True),
+        ("ethernets: {x: {match: {driver: r8127}}}", False),
+        ("ethernets: {enp9s0: {addresses: [192.168.1.1/24]}}", False),
+        ("[Match]\nName=enp9s0 enp1s0f1*\n", True),
+        ("[Match]\nDriver=mlx5_core\n", True),
+        ("[Match]\nName=enp9s0\n# Name=enp1s0f1np1\n", False),
         ("# enp1s0f1np1 is configured elsewhere\nethernets: {}\n", False),
         ("ethernets:\n  enp1s0f1np10: {dhcp4: true}\n", False),
         ('ethernets: {all: {match: {name: "wl*"}}}', False),
@@ -55,7 +65,7 @@ def test_recorded_files_speak_of_these_interfaces(name: str, spoken: set[str]) -
     ],
 )
 def test_a_file_speaks_of_an_interface_by_name_pattern_or_hardware_address(text: str, speaks: bool) -> None:
-    assert speaks_of(text, PORT, "02:00:5e:00:0c:02") is speaks
+    assert speaks_of(text, PORT, "02:00:5e:00:0c:02", "mlx5_core") is speaks
 
 
 def found(fabric: FabricSettings, **files: str | None) -> list[str]:
@@ -125,3 +135,20 @@ def test_an_address_without_any_file_does_not_stay() -> None:
     assert persistent(PORT, "192.168.200.12/24", bare) is False
     assert persistent(PORT, "192.168.200.12/24", replace(bare, unread={"netplan": "could not"})) is True
     assert persistent(PORT, "192.168.200.12/24", replace(bare, profiles={"/etc/x.nmconnection": PORT})) is True
+
+
+@pytest.mark.parametrize("match", [f"Name={PORT}", "Name=enp1s0f?np*", "Driver=mlx5*"])
+def test_a_file_of_networkd_is_foreign_and_keeps_addresses(match: str) -> None:
+    path = "/etc/systemd/network/05-cx7.network"
+    text = f"[Match]\n{match}\n\n[Network]\nAddress=192.168.200.12/24\n"
+    network = replace(NETWORK, netplan={path: text})
+    [foreign] = foreign_configuration(FabricSettings(manage=True), [PORT], network)
+    assert foreign.what == f"expected no other file that configures {PORT}, found {path}"
+    assert "manage to false" in foreign.do
+    assert persistent(PORT, "192.168.200.12/24", network)
+    assert not persistent(PORT, "192.168.200.99/24", network)
+
+
+def test_a_file_of_networkd_about_another_interface_is_let_be() -> None:
+    network = replace(NETWORK, netplan={"/etc/systemd/network/10-lan.network": f"[Match]\nName={MANAGEMENT}\n"})
+    assert list(foreign_configuration(FabricSettings(manage=True), [PORT, TWIN], network)) == []

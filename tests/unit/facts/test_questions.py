@@ -90,6 +90,15 @@ def test_a_node_is_asked_everything_in_one_script(node: LocalNode, tmp_path: Pat
     assert facts.unread == ()
 
 
+def test_the_containerd_store_s_own_disk_and_the_programs_are_asked_for(node: LocalNode, tmp_path: Path) -> None:
+    status = [["driver-type", "io.containerd.snapshotter.v1"]]
+    install_docker(node, {**ENGINE, "DriverStatus": status, "DockerRootDir": str(tmp_path)})
+    facts = ask(node, FactsSpec((), programs=("bash", "no-such-program")))
+    assert isinstance(facts.disks, tuple)
+    assert [path for disk in facts.disks for path in disk.paths] == [str(tmp_path), "/var/lib/containerd"]
+    assert facts.missing_programs == ("no-such-program",)
+
+
 def test_nothing_is_written_and_no_root_is_needed(
     node: LocalNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
