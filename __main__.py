@@ -18,6 +18,7 @@ except SparkError as refused:
     raise pulumi.RunError(refused.render()) from None
 
 from components.fabric_proof import FabricProofArgs, prove_fabric  # noqa: E402
+from components.good_settings import keep_good_settings  # noqa: E402
 from components.model_weights import ModelWeights, ModelWeightsArgs  # noqa: E402
 from components.node_files import files_of_group  # noqa: E402
 from components.roce_fabric import RoceFabric, RoceFabricArgs  # noqa: E402
@@ -87,6 +88,14 @@ cluster = VllmRayCluster(
         make_way=stack.make_way,
     ),
     pulumi.ResourceOptions(depends_on=[fabric, image, *proof, weights, *members]),
+)
+keep_good_settings(
+    "good-settings",
+    stack.declared,
+    image.image_id,
+    weights.revision,
+    cluster.state,
+    pulumi.ResourceOptions(depends_on=cluster),
 )
 
 pulumi.export("endpoint", cluster.endpoint)

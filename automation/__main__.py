@@ -11,13 +11,13 @@ from typing import NoReturn
 # gRPC would tell of every process that is started beside it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from automation import adopt, drift, history, pin_hosts, runs, sudoers
+from automation import adopt, doctor, drift, history, lifecycle, logs, pin_hosts, render, runs, status, sudoers, up
 from automation.exit_codes import CommandEnd, Exit
 from automation.redaction import redacted
 from automation.reports import failure
 from spark_core.errors import SparkError
 
-COMMANDS = (runs, drift, history, pin_hosts, sudoers, adopt)
+COMMANDS = (runs, up, drift, status, logs, doctor, lifecycle, render, history, pin_hosts, sudoers, adopt)
 """Each adds its parsers, and sets ``run``: called with the options, it returns the exit status. One that sets
 ``refused`` exits with that where what was asked cannot be done; it is 2 otherwise."""
 REFUSED = 2
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; the reference page is made from it."""
     parser = Parser(prog="python -m automation", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND", parser_class=Parser)
     for module in COMMANDS:
         module.add_command(commands)
     return parser
@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return run(options)
     except SparkError as error:
         if getattr(options, "json", False) and hasattr(options, "refused"):
-            print(failure(given[0], getattr(options, "stack", None) or "", error).model_dump_json(indent=2))
+            print(failure(options.command, getattr(options, "stack", None) or "", error).model_dump_json(indent=2))
         print(redacted(error.render()), file=sys.stderr)
         code = getattr(options, "refused", REFUSED)
         return int(error.code if isinstance(error, CommandEnd) else code)

@@ -6,12 +6,14 @@ import argparse
 
 from automation import session as frame
 from automation.exit_codes import Exit
+from automation.group_nodes import open_nodes
 from automation.redaction import learn
 from automation.reports import ErrorText, FindingReport, RunReport
 from automation.session import Session, finish, session
 from spark_core.errors import SparkError
 from spark_core.findings import KINDS
 from spark_core.gate import complete
+from spark_core.wanted import STOPPED, wanted_state
 
 _UNREACHED = "Reaching a node"
 
@@ -56,11 +58,16 @@ def with_canary(here: Session, report: RunReport) -> RunReport:
     outputs = {name: output.value for name, output in here.engine_stack.outputs().items()}
     if not outputs.get("endpoint"):
         return report
+    nodes = open_nodes(here.file)
+    if wanted_state(nodes.rank(0)) == STOPPED:
+        here.progress.say(f"{nodes.name} is stopped on request; no completion is asked for")
+        return report
     key = outputs.get("api_key")
     learn([key])
-    group = next(iter(here.file.settings().groups.values()))
     try:
-        done = complete(str(outputs["endpoint"]), str(outputs["model"]), key, timeout_s=group.serving.canary_timeout_s)
+        done = complete(
+            str(outputs["endpoint"]), str(outputs["model"]), key, timeout_s=nodes.group.serving.canary_timeout_s
+        )
     except SparkError as error:
         text = ErrorText(what=error.what, where=error.where, do=error.do, evidence=list(error.evidence))
         found = FindingReport(severity="fail", text=error.render())

@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from spark_core.errors import CommandError
 
 _SHOWN = ("create", "update", "delete", "same", "replace")
 _INIT_TIMEOUT_S = 180
-_TOOL = Path(__file__).resolve().parent.parent / "toolchain" / "stack.py"
+STACK_TOOL = Path(__file__).resolve().parent.parent / "toolchain" / "stack.py"
+"""Makes a stack without the salt of its secrets in the committed file."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,21 +45,23 @@ def updates_of(stack: str, limit: int | None = None) -> list[dict[str, Any]]:
     return pulumi_list("stack", "history", "-s", stack, "--json", *paging)
 
 
+def update_of(update: Mapping[str, Any]) -> UpdateReport:
+    """One update as a report has it."""
+    return UpdateReport(
+        kind=update["kind"],
+        result=update["result"],
+        started=update["startTime"],
+        ended=update.get("endTime"),
+        message=redacted(update.get("message", "").partition("\n")[0]),
+        changes={key: int(n) for key, n in (update.get("resourceChanges") or {}).items()},
+        version=update.get("version"),
+    )
+
+
 def show_history(options: argparse.Namespace) -> int:
     """List what was done."""
     stack = chosen_stack(options)
-    updates = [
-        UpdateReport(
-            kind=update["kind"],
-            result=update["result"],
-            started=update["startTime"],
-            ended=update.get("endTime"),
-            message=redacted(update.get("message", "").partition("\n")[0]),
-            changes={key: int(n) for key, n in (update.get("resourceChanges") or {}).items()},
-            version=update.get("version"),
-        )
-        for update in updates_of(stack, options.limit)
-    ]
+    updates = [update_of(update) for update in updates_of(stack, options.limit)]
     report = HistoryReport(command="history", stack=stack, exit_code=Exit.DONE, updates=updates)
     if options.json:
         print(report.model_dump_json(indent=2))
@@ -75,7 +79,7 @@ def show_stacks(options: argparse.Namespace) -> int:
     name = options.create or options.select
     if name:
         # The salt of a new stack's secrets must not land in the committed file; the toolchain knows how.
-        words = [sys.executable, str(_TOOL), name] if options.create else []
+        words = [sys.executable, str(STACK_TOOL), name] if options.create else []
         words = words or ["pulumi", "stack", "select", name, "--non-interactive"]
         done = subprocess.run(
             words, cwd=PROJECT, env=os.environ, capture_output=True, text=True, timeout=_INIT_TIMEOUT_S, check=False

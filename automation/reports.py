@@ -91,6 +91,105 @@ class HistoryReport(Report):
     updates: list[UpdateReport]
 
 
+class RankReport(Document):
+    """One rank of a group."""
+
+    node: str
+    rank: int
+    phase: str = Field(description="the supervisor's phase, or no container, container stopped, unreachable")
+    detail: str = ""
+    wanted: str = Field("running", description="running or stopped, as recorded on the node")
+    generation: int | None = None
+    since: float | None = Field(None, description="when the phase began, in seconds since the epoch")
+    restarts: int = 0
+    first_error: str = ""
+
+
+class SettingsReport(Document):
+    """The settings that served last beside those of the stack's file."""
+
+    file: str = Field(description="digest of the file's settings")
+    served: str | None = Field(description="digest of those that served last; null where none has")
+    differs: list[str] = Field(description="paths of what differs")
+
+
+class LockReport(Document):
+    """Who holds the stack."""
+
+    holder: str
+    stale: bool = Field(description="whether the run is dead")
+
+
+class StatusReport(Report):
+    """What runs."""
+
+    group: str
+    wanted: Literal["running", "stopped", "unknown"]
+    state: str = Field(description="serving, stopped, or what is wrong")
+    endpoint: str
+    model: str
+    ranks: list[RankReport]
+    settings: SettingsReport
+    lock: LockReport | None
+    last_update: UpdateReport | None
+
+
+class LogLine(Document):
+    """One line of a rank."""
+
+    at: float = Field(description="seconds since the epoch, by the node's clock")
+    node: str
+    rank: int
+    generation: int
+    source: str = Field(description="who said it: supervisor, ray, vllm")
+    text: str
+
+
+class LogsReport(Report):
+    """Lines of ranks, by time."""
+
+    lines: list[LogLine]
+
+
+class CheckReport(Document):
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    text: str
+
+
+class DoctorReport(Report):
+    """All that was looked at."""
+
+    checks: list[CheckReport]
+    findings: list[FindingReport]
+    bundle: str | None = Field(description="the file with everything in it, without secrets")
+
+
+class LifecycleReport(Report):
+    """A group that was stopped or started, or a node that was maintained."""
+
+    group: str
+    state: str = Field(description="serving, stopped, or what is wrong")
+    seconds: float
+    steps: list[str]
+    findings: list[FindingReport] = Field(default_factory=list)
+
+
+class ScriptReport(Document):
+    """What starts a node's rank without Pulumi."""
+
+    node: str
+    script: str = Field(description="for sh, run on the node")
+
+
+class RenderReport(Report):
+    """The scripts of all nodes."""
+
+    nodes: list[ScriptReport]
+
+
 class StackEntry(Document):
     """One stack of the backend."""
 

@@ -8,14 +8,33 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from automation.reports import FailureReport, HistoryReport, Report, RunReport, StacksReport
+from automation.reports import (
+    DoctorReport,
+    FailureReport,
+    HistoryReport,
+    LifecycleReport,
+    LogsReport,
+    RenderReport,
+    Report,
+    RunReport,
+    StacksReport,
+    StatusReport,
+)
 
 REPORTS: Mapping[str, type[Report]] = {
     "preview": RunReport,
     "up": RunReport,
+    "rollback": RunReport,
     "refresh": RunReport,
     "destroy": RunReport,
     "drift": RunReport,
+    "status": StatusReport,
+    "logs": LogsReport,
+    "doctor": DoctorReport,
+    "stop": LifecycleReport,
+    "start": LifecycleReport,
+    "maintenance": LifecycleReport,
+    "render": RenderReport,
     "history": HistoryReport,
     "stacks": StacksReport,
 }

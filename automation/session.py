@@ -171,6 +171,11 @@ class RunResult:
         return _ENDS[self.result]
 
     @property
+    def fresh(self) -> bool:
+        """Whether nothing of the stack was there before, so that nothing serves that could end."""
+        return not {"same", "update", "replace", "delete"} & set(self.recorder.totals)
+
+    @property
     def first_error(self) -> ErrorText | None:
         """What went wrong first, as the engine or a provider said it."""
         if self.result == "succeeded":
@@ -189,15 +194,13 @@ class RunResult:
 
     def report(self, command: str, stack: str, **more: Any) -> RunReport:
         """The run as a report."""
-        # Where nothing is there yet, nothing serves that could end.
-        fresh = not {"same", "update", "replace", "delete"} & set(self.recorder.totals)
         changes = [
             ChangeReport(
                 name=change.name,
                 type=change.kind,
                 action=change.action,
                 properties=list(change.properties),
-                restarts=change.restarts and (change.action != "create" or not fresh),
+                restarts=change.restarts and (change.action != "create" or not self.fresh),
             )
             for change in self.recorder.changes.values()
         ]
@@ -223,6 +226,7 @@ _EMPTY_ERRORS = (
     "destroy failed",
     "refresh failed",
     "Resource monitor has",
+    "an unhandled error occurred: program exited",
     "update canceled",
 )
 """What the engine adds to an error that it has told already."""
@@ -274,6 +278,13 @@ def told(report: RunReport) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in sorted(report.totals.items())) or "no resources"
     lines.append(f"{report.command} of {report.stack} {report.result} in {duration(report.seconds)}: {counts}")
     return "\n".join(lines)
+
+
+def ask(question: str) -> bool:
+    """Ask a person; where there is none, the answer is no."""
+    if not sys.stdin.isatty():
+        return False
+    return input(question).strip().lower() in ("y", "yes")
 
 
 def finish(options: argparse.Namespace, report: RunReport, say: Callable[[RunReport], str] = told) -> int:

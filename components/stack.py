@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,12 +23,15 @@ from components.local_sources import LocalSources, look_at_sources, sources_not_
 from providers.connections import Run, raw_configuration, run_of
 from spark_core.containers import make_way
 from spark_core.errors import SparkError
+from spark_core.findings import Finding, judge
 from spark_core.journal.entry import require_stack_name
+from spark_core.policy import policy_findings
 from spark_core.preflight import look_at_nodes
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
 from spark_core.transport.connection import Connection, resolve
 
+PROJECT = Path(__file__).resolve().parent.parent
 DESTROY_VARIABLE = "SPARK_VLLM_DESTROY"
 """Environment variable that tells the program of a destroy, which Pulumi does not; the launcher sets it.
 
@@ -44,6 +49,11 @@ class Stack:
     sources: LocalSources
     run: Run
     looked: bool
+
+    @property
+    def declared(self) -> Settings:
+        """The settings as the stack's file has them, without what was discovered."""
+        return self.run.settings
 
     def connection(self, node: NodeSettings) -> Connection:
         """How a node is reached; where no node was looked at, one without a pinned key can be rendered."""
@@ -94,6 +104,7 @@ def open_stack() -> Stack:
         if os.environ.get(DESTROY_VARIABLE):
             return Stack(name, run.settings, sources_not_read(run.settings), run, looked=False)
         _refuse_abandoned(run.settings)
+        _tell(judge(policy_findings(run.settings, PROJECT), run.settings.severities))
         sources = look_at_sources(run.settings)
         settings = _preflight(run, name)
     except SparkError as error:
@@ -131,15 +142,20 @@ def _preflight(run: Run, stack: str) -> Settings:
         pulumi.log.info(line)
     for note in preflight.notes:
         pulumi.log.warn(note)
-    for finding in preflight.findings:
+    _tell(preflight.findings)
+    return preflight.settings
+
+
+def _tell(findings: Sequence[Finding]) -> None:
+    """Tell findings; those that fail end the run together."""
+    for finding in findings:
         if finding.severity == "warn":
             pulumi.log.warn(finding.line)
         elif finding.severity == "unknown":
             pulumi.log.info(f"not yet known: {finding.line}")
-    failures = [finding.line for finding in preflight.findings if finding.severity == "fail"]
+    failures = [finding.line for finding in findings if finding.severity == "fail"]
     if failures:
         raise pulumi.RunError("\n".join(failures))
-    return preflight.settings
 
 
 def _tell_privileges(settings: Settings, stack: str) -> None:

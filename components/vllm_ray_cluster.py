@@ -79,6 +79,7 @@ class VllmRayCluster(pulumi.ComponentResource):
         self.endpoint = pulumi.Output.all(gate.id, public_endpoint(args.settings, args.group)).apply(
             lambda v: str(v[1])
         )
+        self.state = gate.state
         self.api_key = key.api_key if key is not None else None
         self.register_outputs({"endpoint": self.endpoint})
 

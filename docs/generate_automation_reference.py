@@ -28,8 +28,8 @@ INTRODUCTION = """# Commands
 
 <!-- Made by docs/generate_automation_reference.py from the command line. Change that, then run it again. -->
 
-`python -m automation COMMAND`, inside `. ./env`, or the target `stack-COMMAND` of `make` with `STACK=NAME`. How to use
-them: [Operate a deployment](how-to/automation.md).
+`python -m automation COMMAND`, inside `. ./env`, or the target `stack-COMMAND` of `make` with `STACK=NAME`.
+How to use them: [Operate a deployment](how-to/automation.md).
 
 ## Exit statuses
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from providers._adapter import SparkProvider, each_node, say, told
 from providers.cancel import CANCELLED, check_cancel
@@ -19,6 +19,7 @@ from spark_core.api_key import read_key
 from spark_core.containers import restart_container, stop_container
 from spark_core.errors import GateError
 from spark_core.gate import (
+    ON_REQUEST,
     Rank,
     ask_new_generation,
     complete,
@@ -39,14 +40,18 @@ class EndpointGateProvider(SparkProvider):
     replaced_by = ("stack", "group")
 
     @told
+    def diff(self, _id: str, _olds: Mapping[str, Any], _news: Mapping[str, Any]) -> DiffResult:
+        # A group that was stopped on request is as it is wanted.
+        stopped = str(_olds.get("state")).endswith(ON_REQUEST)
+        return super().diff(_id, {**_olds, "state": _news.get("state")} if stopped else _olds, _news)
+
+    @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:
-        self._pass(props)
-        return CreateResult(f"{props['stack']}/{props['group']}", dict(props))
+        return CreateResult(f"{props['stack']}/{props['group']}", {**props, "state": self._pass(props)})
 
     @told
     def update(self, _id: str, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
-        self._pass(news)
-        return UpdateResult(dict(news))
+        return UpdateResult({**news, "state": self._pass(news)})
 
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
@@ -62,12 +67,13 @@ class EndpointGateProvider(SparkProvider):
             if not self.abandoned(str(rank["node"])):
                 stop_container(self.run.transport(rank["node"], rank["connection"]), str(rank["container"]))
 
-    def _pass(self, props: Mapping[str, Any]) -> None:
+    def _pass(self, props: Mapping[str, Any]) -> str:
+        """Wait until the group serves, and prove it; the state that it is in then."""
         group = self.run.settings.groups[props["group"]]
         ranks = _ranks(self.run, props)
         if observe_rank(ranks[0]).held:
             say(f"{ranks[0].transport.node}: the group is stopped on request; nothing is proven until it is started")
-            return
+            return f"{ranks[0].transport.node}: {ON_REQUEST}"
         newer_than = self._renew(ranks)
         states = wait_until_serving(
             ranks, stall_s=group.serving.start_timeout_s, progress=say, newer_than=newer_than, sleep=_pause
@@ -79,6 +85,7 @@ class EndpointGateProvider(SparkProvider):
             first = failure_of([observe_rank(rank) for rank in ranks], ranks)
             raise first or error from None
         say(f"{props['endpoint']}: a completion came back in {done.seconds:.1f} s, {len(states)} ranks serve")
+        return "serving"
 
     def _renew(self, ranks: list[Rank]) -> tuple[str, int] | None:
         """Ask the head for a new generation where the present one cannot serve any more.
@@ -133,6 +140,8 @@ class EndpointGate(Resource, module="spark", name="EndpointGate"):
         key_path: Path of the key file on the head; empty if the API is open.
         containers: Ids of the containers; a new one means that the group started anew.
     """
+
+    state: pulumi.Output[str]
 
     def __init__(
         self,

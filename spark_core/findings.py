@@ -166,6 +166,10 @@ KINDS: Mapping[str, FindingKind] = {
         ("proof-not-run", "unknown", "The fabric's proof was not made: a node is busy or has too little memory."),
     ),
     **_kinds(
+        "Rules of your own",
+        ("policy", "fail", "A rule of the stack's `policy_file` is not met."),
+    ),
+    **_kinds(
         "Model",
         ("parallel-size", "fail", "The model's heads or layers cannot be divided over the ranks as the settings say."),
         ("memory-fit", "fail", "Weights, cache and runtime of a rank do not fit into the memory of a node."),

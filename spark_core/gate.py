@@ -139,6 +139,10 @@ def parse_rank_state(node: str, rank: int, text: str) -> RankState:
     )
 
 
+ON_REQUEST = "stopped on request"
+"""End of the state of a group that is wanted stopped (spark_core/wanted.py): it is no drift."""
+
+
 def drift_of(states: Sequence[RankState]) -> str:
     """``serving`` if the group serves, else what is wrong, in words short enough for a diff."""
     for state in states:
@@ -148,7 +152,7 @@ def drift_of(states: Sequence[RankState]) -> str:
             return f"{state.node}: supervisor silent"
     head = states[0]
     if head.held:
-        return f"{head.node}: stopped on request"
+        return f"{head.node}: {ON_REQUEST}"
     if head.phase != "serving":
         return f"{head.node}: {head.phase}"
     for state in states[1:]:

@@ -181,10 +181,13 @@ def gives_nodes_up(stack_file: Path) -> bool:
 
 
 def real_pulumi(environ: Mapping[str, str], own_folder: Path) -> str | None:
-    """The first pulumi on PATH that is not this one."""
+    """The first pulumi on PATH that is neither this one nor the launcher of another checkout, which would come back."""
     for folder in environ.get("PATH", "").split(os.pathsep):
         candidate = Path(folder) / "pulumi"
-        if os.access(candidate, os.X_OK) and candidate.is_file() and candidate.parent.resolve() != own_folder:
+        if not os.access(candidate, os.X_OK) or not candidate.is_file():
+            continue
+        found = candidate.parent.resolve()
+        if found != own_folder and not (found.parent / Path(__file__).name).is_file():
             return str(candidate)
     return None
 

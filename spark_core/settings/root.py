@@ -37,6 +37,11 @@ class Settings(FrozenModel):
         description="severity of kinds of findings (docs/findings.md): fail, warn, unknown or ignore, "
         "such as mtu-differs: warn",
     )
+    policy_file: str = Field(
+        default="",
+        description="Python file in the project folder with rules of your own, which preview and up ask: it defines "
+        "check(settings) and gives back texts (docs/how-to/automation.md)",
+    )
     abandoned_nodes: tuple[Name, ...] = Field(
         default=(),
         description="nodes that are gone for good: they are never contacted again, and what was made on them is "

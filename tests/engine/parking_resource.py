@@ -1,4 +1,4 @@
-"""A resource that takes as long as a file says, looks for Ctrl-C meanwhile as our long operations do, and may fail."""
+"""Resources that take as long as a file says, look for Ctrl-C meanwhile as our long operations do, and may fail."""
 
 from __future__ import annotations
 
@@ -7,38 +7,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
-from providers.cancel import check_cancel, listen
+from providers._adapter import SparkProvider, told
+from providers.cancel import check_cancel
 from spark_core.errors import SparkError
 
+BAD = "13"
+"""The value that no resource can be made with."""
 
-class ParkingProvider(ResourceProvider):
-    """Its folder says what it does: ``seconds``, ``fail``, ``deaf``; it keeps its mark in ``made``."""
 
-    def configure(self, req: Any) -> None:
-        listen()
+class ParkingProvider(SparkProvider):
+    """Files in its folder say what it does: ``seconds``, ``deaf``, ``fail``; its mark is in a file of its name."""
 
+    replaces = False
+
+    @told
     def create(self, props: Mapping[str, Any]) -> CreateResult:
-        self._pass(Path(props["folder"]))
-        return CreateResult("parking", dict(props))
+        self._pass(props)
+        return CreateResult(str(props["name"]), dict(props))
 
+    @told
     def update(self, _id: str, _olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
-        self._pass(Path(news["folder"]))
+        self._pass(news)
         return UpdateResult(dict(news))
 
-    def diff(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> DiffResult:
-        return DiffResult(changes=olds["mark"] != news["mark"], replaces=[], stables=[])
+    @told
+    def diff(self, _id: str, _olds: Mapping[str, Any], _news: Mapping[str, Any]) -> DiffResult:
+        changes = _olds["mark"] != _news["mark"]
+        replaces = ["mark"] if changes and self.replaces else []
+        return DiffResult(changes=changes, replaces=replaces, stables=[], delete_before_replace=True)
 
+    @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
-        file = Path(props["folder"]) / "made"
+        file = _file(props)
         live = {**props, "mark": file.read_text() if file.is_file() else "gone"}
         return ReadResult(id_, live, live)
 
+    @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
-        (Path(props["folder"]) / "made").unlink(missing_ok=True)
+        _file(props).unlink(missing_ok=True)
 
-    def _pass(self, folder: Path) -> None:
+    def _pass(self, props: Mapping[str, Any]) -> None:
+        folder = Path(props["folder"])
         (folder / "begun").touch()
         seconds = folder / "seconds"
         end = time.monotonic() + float(seconds.read_text() if seconds.is_file() else 0)
@@ -46,13 +57,32 @@ class ParkingProvider(ResourceProvider):
             if not (folder / "deaf").exists():
                 check_cancel("what was made stays")
             time.sleep(0.05)
-        if (folder / "fail").exists():
-            raise SparkError("expected to be made, found the file `fail`", do="remove it")
-        (folder / "made").write_text("as wanted")
+        if (folder / "fail").exists() or props["mark"] == BAD:
+            raise SparkError("expected to be made, found that it cannot be", do="give it another mark")
+        _file(props).write_text(str(props["mark"]))
+
+
+class RestartingProvider(ParkingProvider):
+    """The same, replaced by every change."""
+
+    replaces = True
+
+
+def _file(props: Mapping[str, Any]) -> Path:
+    return Path(props["folder"]) / f"made-{props['name']}"
 
 
 class Parking(Resource, module="test", name="Parking"):
-    """One such resource."""
+    """A resource that changes in place."""
 
-    def __init__(self, resource_name: str, *, folder: str, opts: Any = None) -> None:
-        super().__init__(ParkingProvider(), resource_name, {"folder": folder, "mark": "as wanted"}, opts)
+    def __init__(self, resource_name: str, *, folder: str, mark: str, opts: Any = None) -> None:
+        props = {"folder": folder, "mark": mark, "name": resource_name}
+        super().__init__(ParkingProvider(), resource_name, props, opts)
+
+
+class Restarting(Resource, module="test", name="Restarting"):
+    """A resource that stands for a rank's container."""
+
+    def __init__(self, resource_name: str, *, folder: str, mark: str, opts: Any = None) -> None:
+        props = {"folder": folder, "mark": mark, "name": resource_name}
+        super().__init__(RestartingProvider(), resource_name, props, opts)

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,18 @@ class Parked:
         (self.program / ".venv").symlink_to(PROJECT / ".venv")
         self.backend = folder / "backend"
         self.backend.mkdir()
-        self.stack.configure(preflight_off, "Pulumi.spark.yaml")
+        self.configure()
         self.stack.extra = {
             "PULUMI_BACKEND_URL": f"file://{self.backend}",
             "PARKING_FOLDER": str(self.state),
-            "PARKING_COUNT": "1",
             "PYTHONPATH": str(PROJECT),
         }
         made = self.stack.run('python3 toolchain/stack.py "$@"', "spark")
         assert made.returncode == 0, made.stdout
+
+    def configure(self, **values: Any) -> None:
+        """Write the stack's file, with these settings of serving."""
+        self.stack.configure(serving(**values), "Pulumi.spark.yaml")
 
     def begin(self, command: str, *words: str) -> subprocess.Popen[str]:
         """Start a command and go on."""
@@ -92,30 +95,41 @@ def parked(engine_home: Path, tmp_path: Path) -> Iterator[Parked]:
     yield Parked(engine_home, tmp_path)
 
 
+def serving(**values: Any) -> Callable[[dict[str, Any]], None]:
+    """Settings without a look at nodes, and with these of serving."""
+
+    def change(config: dict[str, Any]) -> None:
+        preflight_off(config)
+        config["spark-vllm:groups"]["main"]["serving"] |= values
+
+    return change
+
+
 def test_a_run_is_reported_as_its_schema_says_and_a_second_one_changes_nothing(parked: Parked) -> None:
     planned = parked.report("preview")
     assert planned["exit_code"] == Exit.DONE, planned
-    assert (planned["exit_code"], [c["name"] for c in planned["changes"]]) == (Exit.DONE, ["step-0"])
-    assert not (parked.state / "made").exists()
+    assert (planned["exit_code"], [c["name"] for c in planned["changes"]]) == (
+        Exit.DONE,
+        ["step", "rank", "good-settings"],
+    )
+    assert not (parked.state / "made-step").exists()
     first = parked.report("up")
-    assert (first["result"], first["totals"]["create"], first["restarts"]) == ("succeeded", 2, [])
-    assert (parked.state / "made").read_text() == "as wanted"
+    assert (first["result"], first["totals"]["create"], first["restarts"]) == ("succeeded", 4, [])
+    assert (parked.state / "made-rank").read_text() == "32768"
     assert parked.report("up")["changes"] == []
     assert parked.report("refresh")["result"] == "succeeded"
     done = parked.report("history")
     assert [(u["kind"], u["result"]) for u in done["updates"]][::-1][:2] == [("update", "succeeded")] * 2
-    assert parked.report("destroy", "--yes")["totals"]["delete"] == 2
-    assert not (parked.state / "made").exists()
+    assert parked.report("destroy", "--yes")["totals"]["delete"] == 4
+    assert not (parked.state / "made-step").exists()
 
 
 def test_drift_is_2_none_is_0_and_what_cannot_be_told_is_1(parked: Parked) -> None:
     assert parked.report("up")["exit_code"] == Exit.DONE
-    # Our Pulumi.yaml has refresh on; the program of this test has not, and asks for it here.
-    parked.stack.extra |= {"PULUMI_OPTION_REFRESH": "true"}
     assert parked.report("drift")["exit_code"] == Exit.DONE
-    (parked.state / "made").write_text("changed by hand")
+    (parked.state / "made-step").write_text("changed by hand")
     found = parked.report("drift")
-    assert (found["exit_code"], found["changes"][0]["name"]) == (Exit.DRIFT, "step-0")
+    assert (found["exit_code"], found["changes"][0]["name"]) == (Exit.DRIFT, "step")
     (parked.program / "__main__.py").write_text("raise SystemExit('no program')\n")
     assert parked.report("drift")["exit_code"] == Exit.FAILED
 
@@ -123,8 +137,8 @@ def test_drift_is_2_none_is_0_and_what_cannot_be_told_is_1(parked: Parked) -> No
 def test_a_failure_is_1_and_its_first_error_comes_without_a_trace(parked: Parked) -> None:
     (parked.state / "fail").touch()
     failed = parked.report("up")
-    assert (failed["exit_code"], failed["result"], failed["failed"]) == (Exit.FAILED, "failed", ["step-0"])
-    assert "expected to be made, found the file `fail`" in json.dumps(failed["error"])
+    assert (failed["exit_code"], failed["result"], failed["failed"]) == (Exit.FAILED, "failed", ["step"])
+    assert "expected to be made, found that it cannot be" in json.dumps(failed["error"])
     assert parked.locks == []
     assert parked.report("history")["updates"][0]["result"] == "failed"
     (parked.state / "fail").unlink()
@@ -248,7 +262,7 @@ def test_destroying_needs_a_word(parked: Parked) -> None:
 def test_off_a_terminal_progress_is_plain_lines_beside_the_result(parked: Parked) -> None:
     code, out, err = parked.run("up")
     assert code == Exit.DONE
-    assert "step-0: create\n" in err and "step-0: create done in" in err
+    assert "step: create\n" in err and "step: create done in" in err
     assert "\x1b" not in err + out and "\r" not in err + out
     assert out.splitlines()[-1].startswith("up of spark succeeded in")
 
@@ -271,3 +285,76 @@ def test_stacks_are_made_selected_and_listed_and_the_committed_file_stays(parked
     done = parked.stack.run(f"exec python -m tests.engine.run_automation {parked.program} history --json 2>/dev/null")
     assert json.loads(done.stdout)["stack"] == "spark"
     assert (PROJECT / "Pulumi.spark.yaml").read_text() == before
+
+
+# Settings that fail, and settings that serve.
+
+
+def test_settings_that_fail_are_rolled_back_and_refused_until_asked_for(parked: Parked) -> None:
+    parked.configure(max_model_len=1000)
+    assert parked.report("up")["exit_code"] == Exit.DONE
+    parked.configure(max_model_len=13)
+    back = parked.report("up", "--rollback-on-failure")
+    assert (back["exit_code"], back["failed"]) == (Exit.ROLLED_BACK, ["rank"])
+    assert (parked.state / "made-rank").read_text() == "1000"
+    newest = parked.report("history")["updates"][0]
+    assert f"to {back['rolled_back_to']}: expected to be made, found that it cannot be" in newest["message"]
+    refused = parked.report("up", "--rollback-on-failure")
+    assert refused["exit_code"] == Exit.REFUSED and "--retry-failed" in refused["error"]["do"]
+    assert (parked.state / "made-rank").read_text() == "1000"
+    again = parked.report("up", "--retry-failed")
+    assert again["exit_code"] == Exit.FAILED and not (parked.state / "made-rank").exists()
+    parked.configure(max_model_len=2000)
+    assert parked.report("up")["exit_code"] == Exit.DONE
+
+
+def test_rollback_by_hand_goes_to_the_newest_others_that_served_and_leaves_the_file(parked: Parked) -> None:
+    none = parked.report("rollback")
+    assert none["exit_code"] == Exit.FAILED and "found none" in none["error"]["what"]
+    for length in (1000, 2000):
+        parked.configure(max_model_len=length)
+        assert parked.report("up")["exit_code"] == Exit.DONE
+    file = parked.stack.home / "Pulumi.spark.yaml"
+    before = file.read_text()
+    back = parked.report("rollback")
+    assert back["exit_code"] == Exit.DONE and back["rolled_back_to"]
+    assert (parked.state / "made-rank").read_text() == "1000"
+    assert file.read_text() == before
+    assert parked.report("up")["exit_code"] == Exit.REFUSED
+    assert parked.report("up", "--retry-failed")["exit_code"] == Exit.DONE
+    assert parked.report("up")["changes"] == []
+    assert (parked.state / "made-rank").read_text() == "2000"
+
+
+def test_what_would_restart_is_left_out_and_said_with_3(parked: Parked) -> None:
+    parked.configure(max_model_len=1000, max_num_seqs=1)
+    assert parked.report("up")["exit_code"] == Exit.DONE
+    parked.configure(max_model_len=1000, max_num_seqs=2)
+    assert parked.report("up", "--no-restart")["exit_code"] == Exit.DONE
+    parked.configure(max_model_len=2000, max_num_seqs=3)
+    part = parked.report("up", "--no-restart")
+    assert (part["exit_code"], part["not_applied"]) == (Exit.MORE_NEEDED, ["rank", "good-settings"])
+    assert (parked.state / "made-step").read_text() == "3"
+    assert (parked.state / "made-rank").read_text() == "1000"
+    assert parked.report("up")["restarts"] == ["rank"]
+    assert (parked.state / "made-rank").read_text() == "2000"
+
+
+def test_a_preview_is_a_summary_for_a_pull_request(parked: Parked) -> None:
+    parked.configure(max_model_len=1000)
+    assert parked.report("up")["exit_code"] == Exit.DONE
+    parked.configure(max_model_len=2000)
+    code, out, _ = parked.run("preview", "--markdown")
+    assert code == Exit.DONE
+    assert out.startswith("### Preview of `spark`: 2 changes\n")
+    assert "**Serving restarts** (`rank`). Expected time without serving: about" in out
+    assert "| replace | `rank` | `mark` | yes |" in out
+
+
+def test_no_change_of_the_file_or_of_secrets_is_kept_with_the_settings(parked: Parked) -> None:
+    assert parked.report("up")["exit_code"] == Exit.DONE
+    text = parked.stack.pulumi("stack", "export", "-s", "spark", extra=parked.stack.extra).stdout
+    state = json.loads(text[text.index("{") :])
+    [kept] = [r for r in state["deployment"]["resources"] if r["type"].endswith("spark:GoodSettings")]
+    record = json.loads(kept["outputs"]["settings"])
+    assert set(record) == {"groups", "image", "nodes"}

@@ -249,7 +249,11 @@ def test_a_group_that_is_stopped_on_request_is_left_so(deployment: Deployment, e
     gate.create(gate_props(deployment, endpoint))
     assert endpoint.asked == []
     assert gate.refresh()
-    assert gate.inputs["state"] == "spark-a: stopped on request"
+    assert gate.inputs["state"] == gate.outputs["state"] == "spark-a: stopped on request"
+    assert gate.up(gate_props(deployment, endpoint)) == "same"
+    set_phase(deployment, "spark-a", "loading")
+    assert gate.refresh()
+    assert gate.inputs["state"] == "spark-a: loading"
 
 
 @pytest.mark.usefixtures("serving")

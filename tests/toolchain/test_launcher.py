@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -178,6 +179,53 @@ def test_it_becomes_the_real_one(tmp_path: Path) -> None:
     output, _ = process.communicate("\n", timeout=20)
     assert output == f"{process.pid} up a b\n"
     assert process.returncode == 7
+
+
+def test_the_launcher_of_another_checkout_is_no_engine(tmp_path: Path) -> None:
+    """Two checkouts on one PATH would otherwise become each other for ever."""
+    other, engine = tmp_path / "other" / "toolchain" / "bin", tmp_path / "engine"
+    for folder in (other, engine):
+        folder.mkdir(parents=True)
+        (folder / "pulumi").write_text("#!/bin/sh\n")
+        (folder / "pulumi").chmod(0o755)
+    (other.parent / "launcher.py").write_text("")
+    own = ROOT / "toolchain" / "bin"
+    environ = {"PATH": f"{own}{os.pathsep}{other}{os.pathsep}{engine}"}
+    assert launcher.real_pulumi(environ, own) == str(engine / "pulumi")
+
+
+STARTER = """
+import os, subprocess, sys, time
+launcher, folder = sys.argv[1:]
+environ = {**os.environ, "PATH": f"{folder}:/usr/bin:/bin", "SPARK_VLLM_INTERRUPT_WITH": str(os.getpid())}
+subprocess.Popen([sys.executable, launcher, "about"], env=environ, start_new_session=True)
+time.sleep(60)
+"""
+WAITS = """#!/bin/sh
+trap 'echo interrupted > "$(dirname "$0")/end"; exit 1' INT
+: > "$(dirname "$0")/up"
+while :; do sleep 0.1; done
+"""
+
+
+def test_an_engine_is_interrupted_when_the_command_that_started_it_dies(tmp_path: Path) -> None:
+    fake = tmp_path / "pulumi"
+    fake.write_text(WAITS)
+    fake.chmod(0o755)
+    words = [sys.executable, "-c", STARTER, str(ROOT / "toolchain" / "launcher.py"), str(tmp_path)]
+    with subprocess.Popen(words) as command:
+        wait_for(tmp_path / "up")
+        command.kill()
+    wait_for(tmp_path / "end")
+    assert (tmp_path / "end").read_text() == "interrupted\n"
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file is there."""
+    end = time.monotonic() + 30
+    while not (path.is_file() and (path.name == "up" or path.read_text())):
+        assert time.monotonic() < end, f"{path.name} was never made"
+        time.sleep(0.05)
 
 
 def test_a_kill_reaches_the_real_one(tmp_path: Path) -> None:

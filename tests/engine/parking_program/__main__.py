@@ -1,13 +1,21 @@
-"""A program without nodes: as many resources as it is told, each of which takes time and can be parked."""
+"""A program without nodes: a step, a rank that restarts when its setting changes, and the settings that are kept."""
 
 import os
 
 import pulumi
+from pulumi.runtime.config import CONFIG
 
-from tests.engine.parking_resource import Parking
+from components.good_settings import keep_good_settings
+from providers.connections import raw_configuration
+from spark_core.settings import read_settings
+from tests.engine.parking_resource import Parking, Restarting
 
-before: list[pulumi.Resource] = []
-for place in range(int(os.environ.get("PARKING_COUNT", "1"))):
-    made = Parking(f"step-{place}", folder=os.environ["PARKING_FOLDER"], opts=pulumi.ResourceOptions(depends_on=before))
-    before = [made]
+prefix = f"{pulumi.get_project()}:"
+values = {key.removeprefix(prefix): value for key, value in CONFIG.get().items()}
+settings = read_settings(raw_configuration(values.get))
+serving = settings.groups["main"].serving
+folder = os.environ["PARKING_FOLDER"]
+step = Parking("step", folder=folder, mark=str(serving.max_num_seqs))
+rank = Restarting("rank", folder=folder, mark=str(serving.max_model_len), opts=pulumi.ResourceOptions(depends_on=step))
+keep_good_settings("good-settings", settings, "sha256:1", "abc", "serving", pulumi.ResourceOptions(depends_on=rank))
 pulumi.export("model", "none")
