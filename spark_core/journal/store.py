@@ -108,8 +108,11 @@ def parse_journals(node: str, sections: Mapping[str, str], stack: str | None = N
     for name, body in sections.items():
         if not name.startswith("journal "):
             continue
-        _, digest, mark, path = name.split(" ", 3)
-        owner, _, file_name = path.partition("/journal/")
+        words = name.split(" ", 3)
+        owner, _, file_name = words[-1].partition("/journal/")
+        if len(words) != 4 or not file_name:
+            raise ObservationError(f"expected the journals of all stacks, found {name[:60]!r} among them", where=node)
+        _, digest, mark, _ = words
         if stack is not None and owner != stack:
             continue
         try:

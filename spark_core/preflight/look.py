@@ -81,7 +81,10 @@ def look_at_nodes(settings: Settings, stack: str, open_node: Opener, *, sudo_pas
     found = discover(settings, networks)
     if found.settings is not settings:  # the first round could not know the addresses to send to
         transports = {node.name: open_node(node) for node in settings.nodes if node.name in seen}
-        networks, packets = probe_nodes(transports, found.settings)
+        try:
+            networks, packets = probe_nodes(transports, found.settings)
+        except SparkError as error:  # what is known of the nodes is told all the same
+            silent.append(finding_of(error, "nodes"))
     findings, notes = [*silent, *found.findings], []
     for node in found.settings.nodes:
         if node.name in seen:
