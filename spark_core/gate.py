@@ -11,6 +11,7 @@ from __future__ import annotations
 import calendar
 import http.client
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -221,7 +222,7 @@ def wait_until_serving(
                 f"expected the group to serve, found no progress for {stall_s:.0f} s ({waiting})",
                 where=head.node,
                 do="read the logs of the ranks (docker logs); run up again to wait on",
-                evidence=_log_tail(ranks[0]),
+                evidence=[*(line for rank in ranks for line in _diagnosis(rank)), *_log_tail(ranks[0])],
             )
         sleep(POLL_S)
 
@@ -240,12 +241,7 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
     accounts = [(_time_of(account), state, account) for state in present if (account := _account(state))]
     if accounts:
         _, state, first = min(accounts, key=lambda found: found[0])
-        return GateError(
-            str(first.get("line") or "the rank failed"),
-            where=f"{state.node}, rank {state.rank}",
-            do="correct the cause and run up again",
-            evidence=[str(line) for line in first.get("lines") or []],
-        )
+        return _told(first, state, states)
     for state, rank in zip(states, ranks, strict=True):
         if state.phase == "no container":
             return GateError(
@@ -280,6 +276,40 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
                 evidence=_log_tail(rank),
             )
     return None
+
+
+def _told(first: Mapping[str, Any], state: RankState, states: Sequence[RankState]) -> GateError:
+    """A first error with the rank it is of, what it means, and what to do."""
+    culprit = _culprit(first, state, states)
+    diagnosis = first.get("diagnosis")
+    diagnosis = diagnosis if isinstance(diagnosis, Mapping) else {}
+    do = f"{diagnosis['do']}; then run up again" if diagnosis.get("do") else "correct the cause and run up again"
+    meaning = [f"this means: {diagnosis['text']}"] if diagnosis.get("text") else []
+    hints = [
+        f"also: {hint.get('text')}; {hint.get('do')}" for hint in first.get("hints") or [] if isinstance(hint, Mapping)
+    ]
+    codes = (state.status or {}).get("exit_codes")
+    ended = [f"exit codes: {', '.join(f'{k} {v}' for k, v in codes.items())}"] if codes else []
+    oom = ["the kernel killed the container for memory"] if culprit.oom_killed else []
+    lines = [str(line) for line in first.get("lines") or []]
+    return GateError(
+        str(first.get("line") or "the rank failed"),
+        where=f"{culprit.node}, rank {culprit.rank}",
+        do=do,
+        evidence=[*meaning, *hints, *ended, *oom, *lines],
+    )
+
+
+def _culprit(first: Mapping[str, Any], state: RankState, states: Sequence[RankState]) -> RankState:
+    """The rank that an account is about: the head tells others' errors too, by rank or by address."""
+    said = re.match(r"rank (\d+)", str(first.get("source") or ""))
+    rank = int(said.group(1)) if said else None
+    address = first.get("address")
+    listed = (states[0].status or {}).get("ranks")
+    if rank is None and address and isinstance(listed, Mapping):
+        known = [number for number, entry in listed.items() if entry.get("address") == address]
+        rank = int(known[0]) if known else None
+    return next((other for other in states if other.rank == rank), state)
 
 
 def heals(head: RankState) -> bool:
@@ -369,6 +399,23 @@ def _describe(state: RankState) -> str:
 def _progress_of(state: RankState) -> str:
     status = state.status or {}
     return str(status.get("progress") or status.get("detail") or "")
+
+
+def _diagnosis(rank: Rank) -> list[str]:
+    """What a rank that stands still says of its log and its sockets so far; nothing if it cannot be asked."""
+    words = (rank.container, "sh", "-c", f'exec "$(readlink /proc/1/exe)" {RUNTIME_TARGET} diagnose')
+    try:
+        report = _json(rank.transport.run(command("docker", "exec", *words, timeout_s=60)).stdout) or {}
+    except SparkError:
+        return []
+    who = f"{rank.transport.node} rank {rank.rank}"
+    found = [report.get("first_error"), *(report.get("hints") or [])]
+    told = [entry for entry in found if isinstance(entry, Mapping)]
+    lines = [f"{who}: {entry.get('line') or entry.get('text')}" for entry in told]
+    sockets = [s for s in report.get("sockets") or [] if isinstance(s, Mapping)]
+    half_open = [s for s in sockets if s.get("state") in ("connecting", "accepting")]
+    lines += [f"{who}: {s.get('process')} waits for {s.get('peer')} from {s.get('address')}" for s in half_open]
+    return lines
 
 
 def _log_tail(rank: Rank) -> list[str]:

@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from spark_runtime import signatures
 from spark_runtime.logs import Line
+from spark_runtime.signatures import Diagnosis
 
 # "(EngineCore pid=7) (RayWorkerProc pid=285, ip=…) ERROR 04-20 18:08:14 [core.py:1100] text"
 _TAG = re.compile(r"^\s?(\((?:[\w.:\- ]+ )?pid=\d+[^)]*\)|\[[\w.\- ]+ (?:pid|rank)=?\d+\])\s?")
@@ -29,48 +31,50 @@ _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|See root cause above|Failed core proc|EngineDeadError|"
     r"EngineCore (?:encountered a fatal error|failed to start)|"
     r"AsyncLLM output_handler failed|"
-    r"Connection (?:closed|reset) by peer|recvValue failed|Connection was likely closed|remote process exited|"
     r"WorkerProc (?:initialization failed|failed to start)|"
-    r"^(?:SystemExit|KeyboardInterrupt|(?:[a-z_]+\.)*CancelledError)\b"
+    r"^(?:SystemExit|KeyboardInterrupt|(?:[a-z_]+\.)*CancelledError)\b|" + signatures.CONSEQUENCE.pattern,
+    re.IGNORECASE,
 )
 _CAUSE = re.compile(
-    r"unrecognized arguments:|: error: |out of memory|OutOfMemoryError|running low on memory|"
-    r"Free memory on device .* is less than desired|Available memory on node .* is less than|"
-    r"No available memory for the cache blocks|To serve at least one request with|"
-    r"Version mismatch: The cluster was started with|does not support ray|Cannot provide a placement group|"
-    r"Segmentation fault|SIGSEGV|core dumped|NCCL (?:error|WARN .*fail)|connectFullMesh failed|"
-    r"Address already in use|InvalidAuthToken|No space left on device|must be divisible by|"
-    r"operator \S+ does not exist|Failed to initialize NVML|CUDA error|Inferred operator schema",
-    re.IGNORECASE,
+    r": error: |out of memory|NCCL (?:error|WARN .*fail)|CUDA error|" + signatures.CAUSE.pattern, re.IGNORECASE
 )
 _SIGN = re.compile(r"(?:died|exited) unexpectedly|marked dead|^Error\b|\bfatal\b", re.IGNORECASE)
 _RAY_DEATH = re.compile(
     r"A worker died or was killed.*?Worker IP address: (\S+)"
     r".*?Worker exit detail: (.*?)(?: Some common causes|$)"
 )
-_HOPELESS = re.compile(
-    r"unrecognized arguments:|\berror: argument |must be divisible by|does not recognize this architecture|"
-    r"To serve at least one request with|Version mismatch: The cluster was started with|does not support ray|"
-    r"No working C\+\+ compiler found|cannot start `\S+` in this image",
-    re.IGNORECASE,
-)
+_ADDRESS = re.compile(r"\bip=([\w.:]+)")
+_SAID_ADDRESS = re.compile(r"(?:a Ray worker process died on |\(IP: )([\w.]+)")
 _OWN = ("supervisor", "ray-probe")
 """Sources that know no causes: we ourselves, and the count of nodes, which fails until Ray is up."""
 
 
 @dataclass(frozen=True)
 class FirstError:
-    """The earliest cause: when, whose output, the line itself, its surroundings, and how the log ends."""
+    """The earliest cause: when, whose output, the line itself, its surroundings, and how the log ends.
+
+    Attributes:
+        address: Of the node that said it, where Ray's relayed output names one; else empty.
+        diagnosis: What the line means, if it is known.
+        hints: What else in the log explains a slow or standing start.
+    """
 
     at: float
     source: str
     line: str
     lines: list[str] = field(default_factory=list)
     last_lines: list[str] = field(default_factory=list)
+    address: str = ""
+    diagnosis: Diagnosis | None = None
+    hints: list[Diagnosis] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The form used in the status file."""
-        return dict(self.__dict__)
+        return {
+            **self.__dict__,
+            "diagnosis": self.diagnosis.as_json() if self.diagnosis else None,
+            "hints": [hint.as_json() for hint in self.hints],
+        }
 
 
 @dataclass
@@ -95,9 +99,15 @@ def is_consequence(line: str) -> bool:
     return _CONSEQUENCE.search(line) is not None
 
 
+def explained(error: FirstError, lines: Iterable[Line] = (), memlock_unlimited: bool = False) -> FirstError:
+    """The same error with what it means, and with what else its log says."""
+    diagnosis = signatures.diagnose(error.line, memlock_unlimited)
+    return replace(error, diagnosis=diagnosis, hints=signatures.hints(line.text for line in lines))
+
+
 def is_hopeless(line: str) -> bool:
     """Whether a first error follows from settings, model and image alone, so that no second try can cure it."""
-    return _HOPELESS.search(line) is not None
+    return signatures.HOPELESS.search(line) is not None
 
 
 def find_first_error(lines: Iterable[Line], context: int = 8, last: int = 30) -> FirstError | None:
@@ -115,7 +125,9 @@ def find_first_error(lines: Iterable[Line], context: int = 8, last: int = 30) ->
         if "cause" not in found and line.source not in _OWN:
             strength, text = _judge(line, open_traces)
             if strength and strength not in found:
-                found[strength] = FirstError(line.at, line.source, text[:1000], [*before, shown])
+                address = _ADDRESS.search(bare(line.text)[0]) or _SAID_ADDRESS.search(text)
+                at = address.group(1) if address else ""
+                found[strength] = FirstError(line.at, line.source, text[:1000], [*before, shown], address=at)
         before.append(shown)
     for strength in ("cause", "sign", "consequence"):
         if strength in found:

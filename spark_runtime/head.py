@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,7 @@ class Head(Rank):
                 "phase": self.protocol.failed_in,
                 "source": self.first_error.source,
                 "line": line,
+                "diagnosis": self.first_error.diagnosis.as_json() if self.first_error.diagnosis else None,
             }
         self.memory.settle()
         with self._lock:
@@ -311,7 +313,7 @@ class Head(Rank):
         error = self.find_error(failure, recent=phase in ("canary", "serving"))
         if phase == "canary" and failure.source == "vllm" and failure.from_log:
             text = f"vllm answered /health with 200, then died on the first completion: {error.line}"
-            error = FirstError(error.at, error.source, text, error.lines, error.last_lines)
+            error = replace(error, line=text)
         return error
 
     def _show(self) -> None:

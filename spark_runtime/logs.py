@@ -45,7 +45,7 @@ class GenerationLog:
     """Takes lines from several threads. A full disk loses lines, never the rank."""
 
     def __init__(self, folder: Path, rank: int, limit_bytes: int) -> None:
-        self.folder = folder
+        self.folder, self._rank = folder, rank
         self.first = folder / f"rank{rank}.log"
         self._older = folder / f"rank{rank}.tail.1.log"
         self._newer = folder / f"rank{rank}.tail.log"
@@ -75,16 +75,7 @@ class GenerationLog:
 
     def lines(self) -> Iterator[Line]:
         """Everything that was kept, in order."""
-        for path in (self.first, self._older, self._newer):
-            try:
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    for raw in file:
-                        head, _, text = raw.rstrip("\n").partition(" | ")
-                        at, _, source = head.partition(" ")
-                        with contextlib.suppress(ValueError):
-                            yield Line(float(at), source, text)
-            except OSError:
-                continue
+        return read_lines(self.folder, self._rank)
 
     def close(self) -> None:
         """Close the file; later lines go to the container's output only."""
@@ -101,6 +92,20 @@ class GenerationLog:
             self._newer.replace(self._older)
         self._path, self._size = self._newer, 0
         self._file = self._newer.open("w", encoding="utf-8", errors="replace")
+
+
+def read_lines(folder: Path, rank: int) -> Iterator[Line]:
+    """Every line of a rank's log of one generation that was kept, in order."""
+    for name in (f"rank{rank}.log", f"rank{rank}.tail.1.log", f"rank{rank}.tail.log"):
+        try:
+            with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                for raw in file:
+                    head, _, text = raw.rstrip("\n").partition(" | ")
+                    at, _, source = head.partition(" ")
+                    with contextlib.suppress(ValueError):
+                        yield Line(float(at), source, text)
+        except OSError:
+            continue
 
 
 def keep_newest(logs: Path, keep: int) -> None:

@@ -14,6 +14,7 @@ from spark_runtime.status import read_json, write_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MEMINFO = Path("/proc/meminfo")
+VMSTAT = Path("/proc/vmstat")
 TOLERANCE = 0.1
 """Of all memory: other programs of the node come and go as well."""
 
@@ -21,8 +22,9 @@ TOLERANCE = 0.1
 class Memory:
     """The memory of this node before, during and after a generation; bytes."""
 
-    def __init__(self, path: Path, meminfo: Path = MEMINFO, boot_id: Path = BOOT_ID) -> None:
-        self._path, self._meminfo = path, meminfo
+    def __init__(self, path: Path, meminfo: Path = MEMINFO, boot_id: Path = BOOT_ID, vmstat: Path = VMSTAT) -> None:
+        self._path, self._meminfo, self._vmstat = path, meminfo, vmstat
+        self._kills = 0
         try:
             self._boot = boot_id.read_text().strip()
         except OSError:
@@ -39,7 +41,12 @@ class Memory:
     def starts(self) -> None:
         """The first process of a generation is about to start. Only ever the most that was seen on this boot."""
         self.before = max(self.before, self.available())
+        self._kills = self._oom_kills()
         self._keep()
+
+    def kills(self) -> int:
+        """Processes of this node that the kernel has killed for memory since the generation started."""
+        return max(0, self._oom_kills() - self._kills)
 
     def look(self) -> None:
         """While a generation runs: note the most that it takes."""
@@ -73,6 +80,13 @@ class Memory:
             write_json(self._path, {"boot_id": self._boot, "before": self.before, "used": self.used})
         except OSError:
             return  # a full disk must not keep the model from serving
+
+    def _oom_kills(self) -> int:
+        try:
+            found = re.search(r"^oom_kill (\d+)", self._vmstat.read_text(), re.MULTILINE)
+        except OSError:
+            return 0
+        return int(found.group(1)) if found else 0
 
     def _read(self, name: str) -> int:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import signal
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_runtime import desired, hcas, logs, ray_node, status, vllm_server
-from spark_runtime.first_error import FirstError, find_first_error
+from spark_runtime.first_error import FirstError, explained, find_first_error, is_consequence
 from spark_runtime.memory import Memory
 from spark_runtime.messages import Generation, Phase
 from spark_runtime.observations import Failure, Limits, Remains
@@ -346,7 +347,18 @@ class Rank:
         if failure.from_log and found is None and self.log is not None:
             found = find_first_error(self.log.lines())
         last = [f"{line.source} | {line.text[:600]}" for line in list(end)[-30:]]
-        return found or FirstError(time.time(), failure.source, failure.text, [], last)
+        if found is None or is_consequence(found.line):
+            found = self._killed_for_memory(failure, last) or found
+        found = found or FirstError(time.time(), failure.source, failure.text, [], last)
+        unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
+        return explained(found, () if recent or self.log is None else self.log.lines(), unlimited)
+
+    def _killed_for_memory(self, failure: Failure, last: list[str]) -> FirstError | None:
+        kills = self.memory.kills()
+        if not kills:
+            return None
+        text = f"{failure.text}; the kernel has killed {kills} process(es) of this node for memory meanwhile"
+        return FirstError(time.time(), failure.source, text, [], last)
 
     def keep_end(self) -> None:
         """Leave the generation's last status beside its log."""

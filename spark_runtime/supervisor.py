@@ -1,4 +1,4 @@
-"""The command line in the container: ``run`` (PID 1), and beside it ``status``, ``health``, ``restart``.
+"""The command line in the container: ``run`` (PID 1), and beside it ``status``, ``health``, ``restart``, ``diagnose``.
 
 ``probe`` is the command of a container of its own, before a group's first start.
 """
@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_runtime import collective_probe, status
-from spark_runtime.first_error import FirstError
+from spark_runtime import collective_probe, logs, signatures, sockets, status
+from spark_runtime.first_error import FirstError, explained, find_first_error
 from spark_runtime.head import Head
 from spark_runtime.observations import Limits
 from spark_runtime.rank import Rank, Settings
@@ -87,6 +87,26 @@ def _health(state_dir: Path) -> int:
     return 0 if healthy else 1
 
 
+def _diagnose(state_dir: Path) -> int:
+    """What the log of the present generation says so far, and every socket of this container that matters."""
+    document = status.read_json(state_dir / "status.json") or {}
+    rank, number = document.get("rank"), (document.get("generation") or {}).get("n")
+    lines = list(logs.read_lines(state_dir / "logs" / str(number), int(rank or 0)))
+    error = find_first_error(lines)
+    error = explained(error, lines) if error else None
+    report = {
+        "rank": rank,
+        "phase": document.get("phase"),
+        "first_error": error.as_json() if error else None,
+        "hints": [hint.as_json() for hint in signatures.hints(line.text for line in lines)],
+        "sockets": [each.as_json() for each in sockets.own_sockets() if each.state != "established"],
+        "last_lines": [f"{line.source} | {line.text[:600]}" for line in lines[-20:]],
+    }
+    json.dump(report, sys.stdout, indent=1)
+    print()
+    return 0
+
+
 def _restart(state_dir: Path) -> int:
     request = state_dir / "restart.request"
     request.touch()
@@ -109,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         ("status", _status, "print this rank's status as JSON; exit code 0 when it is serving"),
         ("health", _health, "exit code 0 when serving or on the way to it, 1 when failed or stuck"),
         ("restart", _restart, "ask for a new generation of the group"),
+        ("diagnose", _diagnose, "print what this generation's log says so far, and this rank's sockets, as JSON"),
     ):
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR)

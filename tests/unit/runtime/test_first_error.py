@@ -131,7 +131,8 @@ def test_the_surroundings_and_the_end_are_shown() -> None:
     assert error is not None and error.at == 50.0
     assert error.lines == ["line 48", "line 49", "CUDA error: an illegal memory access", "line 51", "line 52"]
     assert error.last_lines == ["vllm | line 97", "vllm | line 98", "vllm | line 99"]
-    assert set(error.as_json()) == {"at", "source", "line", "lines", "last_lines"}
+    shown = {"at", "source", "line", "lines", "last_lines", "address", "diagnosis", "hints"}
+    assert set(error.as_json()) == shown
 
 
 def test_prefixes_are_split_off() -> None:
