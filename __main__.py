@@ -85,6 +85,7 @@ cluster = VllmRayCluster(
         image_id=image.image_id,
         known_image_id=image.known_id,
         files=files.placed(weights.folders),
+        notify=stack.notify_of(group_name),
         make_way=stack.make_way,
     ),
     pulumi.ResourceOptions(depends_on=[fabric, image, *proof, weights, *members]),

@@ -25,6 +25,7 @@ from spark_core.containers import make_way
 from spark_core.errors import SparkError
 from spark_core.findings import Finding, judge
 from spark_core.journal.entry import require_stack_name
+from spark_core.notify import notify_digest, notify_document
 from spark_core.policy import policy_findings
 from spark_core.preflight import look_at_nodes
 from spark_core.privilege import privileged_lines
@@ -61,6 +62,10 @@ class Stack:
             return resolve(self.settings.connection_of(node), render_only=not self.looked)
         except SparkError as error:
             raise pulumi.RunError(error.render()) from None
+
+    def notify_of(self, group: str) -> str:
+        """Digest of whom a group's head tells of trouble."""
+        return notify_digest(notify_document(self.settings.groups[group].notify, self.run.secret("notify_webhook")))
 
     def make_way(self, node: str, container: str) -> None:
         """Remove a container of ours that an interrupted run left; called before one of that name is created."""

@@ -46,6 +46,8 @@ class VllmRayClusterArgs:
     """The id if it is known before the image is on any node, else empty."""
     files: GroupFiles
     """Where runtime, patches and weights lie."""
+    notify: str
+    """Digest of whom the head tells of trouble; empty if nobody."""
     make_way: Callable[[str, str], None]
     """Called with node and container name before a container is created."""
 
@@ -186,6 +188,7 @@ class VllmRayCluster(pulumi.ComponentResource):
             model=self._group.model.served_name,
             key_path=key_path(members[0].folder, args.group) if key is not None else "",
             containers=[container.id for container in containers],
+            notify=args.notify,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[*containers, *args_dependencies(key)]),
         )
 

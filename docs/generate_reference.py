@@ -53,6 +53,8 @@ from an environment variable.
 
 SECRETS: dict[str, str] = {
     "api_key": "the API key of the endpoint; only if a group's `serving.api_key` is `own`",
+    "notify_webhook": "address that notices are posted to as JSON (`event`, `group`, `text`); the next `up` writes it "
+    "to the heads, mode 600, and restarts nothing",
     "sudo_password": "the deploy user's sudo password, the same on every node; only where sudo asks for one",
 }
 

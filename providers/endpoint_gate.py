@@ -29,14 +29,15 @@ from spark_core.gate import (
     observe_rank,
     wait_until_serving,
 )
+from spark_core.notify import notify_document, put_notify
 
-INPUTS = ("stack", "group", "ranks", "deployment", "endpoint", "model", "key_path", "containers", "state")
+INPUTS = ("stack", "group", "ranks", "deployment", "endpoint", "model", "key_path", "containers", "notify", "state")
 
 
 class EndpointGateProvider(SparkProvider):
     """Life cycle of a group's being up: waited for, proven, told as drift, ended in order."""
 
-    compared = ("ranks", "deployment", "endpoint", "model", "key_path", "containers", "state")
+    compared = ("ranks", "deployment", "endpoint", "model", "key_path", "containers", "notify", "state")
     replaced_by = ("stack", "group")
 
     @told
@@ -58,7 +59,7 @@ class EndpointGateProvider(SparkProvider):
         ranks = {rank.transport.node: rank for rank in _ranks(self.run, props)}
         states = each_node(list(ranks), lambda node: observe_rank(ranks[node]))
         live = {"state": drift_of(list(states.values()))}
-        return ReadResult(id_, {**props, **live}, {**{key: props[key] for key in INPUTS}, **live})
+        return ReadResult(id_, {**props, **live}, {**{key: props.get(key, "") for key in INPUTS}, **live})
 
     @told
     def delete(self, _id: str, props: Mapping[str, Any]) -> None:
@@ -71,6 +72,9 @@ class EndpointGateProvider(SparkProvider):
         """Wait until the group serves, and prove it; the state that it is in then."""
         group = self.run.settings.groups[props["group"]]
         ranks = _ranks(self.run, props)
+        # Its supervisor reads it when there is something to tell; no restart.
+        content = notify_document(group.notify, self.run.secret("notify_webhook"))
+        put_notify(ranks[0].transport, ranks[0].state_folder, content)
         if observe_rank(ranks[0]).held:
             say(f"{ranks[0].transport.node}: the group is stopped on request; nothing is proven until it is started")
             return f"{ranks[0].transport.node}: {ON_REQUEST}"
@@ -139,6 +143,7 @@ class EndpointGate(Resource, module="spark", name="EndpointGate"):
         model: Served name of the model.
         key_path: Path of the key file on the head; empty if the API is open.
         containers: Ids of the containers; a new one means that the group started anew.
+        notify: Digest of whom the head tells; a new one is written to it.
     """
 
     state: pulumi.Output[str]
@@ -155,6 +160,7 @@ class EndpointGate(Resource, module="spark", name="EndpointGate"):
         model: str,
         key_path: str,
         containers: list[pulumi.Input[str]],
+        notify: str = "",
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         props: dict[str, Any] = {
@@ -166,6 +172,7 @@ class EndpointGate(Resource, module="spark", name="EndpointGate"):
             "model": model,
             "key_path": key_path,
             "containers": containers,
+            "notify": notify,
             "state": "serving",
         }
         super().__init__(EndpointGateProvider(), resource_name, props, opts)

@@ -45,6 +45,9 @@ _RAY_DEATH = re.compile(
 )
 _ADDRESS = re.compile(r"\bip=([\w.:]+)")
 _SAID_ADDRESS = re.compile(r"(?:a Ray worker process died on |\(IP: )([\w.]+)")
+_CONFIGURATION = re.compile(
+    r"^(?:\w+\.)*(?:ValueError|TypeError|KeyError|ValidationError|NotImplementedError|ImportError|ModuleNotFoundError)\b"
+)
 _OWN = ("supervisor", "ray-probe")
 """Sources that know no causes: we ourselves, and the count of nodes, which fails until Ray is up."""
 
@@ -105,9 +108,16 @@ def explained(error: FirstError, lines: Iterable[Line] = (), memlock_unlimited: 
     return replace(error, diagnosis=diagnosis, hints=signatures.hints(line.text for line in lines))
 
 
-def is_hopeless(line: str) -> bool:
-    """Whether a first error follows from settings, model and image alone, so that no second try can cure it."""
-    return signatures.HOPELESS.search(line) is not None
+def is_hopeless(line: str, loading_began: bool = True) -> bool:
+    """Whether a first error follows from settings, model and image alone, so that no second try can cure it.
+
+    Args:
+        loading_began: Whether vLLM had told any step of loading. An error of this kind before that, which is none of
+            those that are known to pass, is of its configuration.
+    """
+    if signatures.HOPELESS.search(line) is not None:
+        return True
+    return not loading_began and signatures.diagnose(line) is None and _CONFIGURATION.search(line) is not None
 
 
 def find_first_error(lines: Iterable[Line], context: int = 8, last: int = 30) -> FirstError | None:

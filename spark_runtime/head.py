@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import threading
 import time
@@ -9,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spark_runtime import ray_node, status, vllm_server
+from spark_runtime import notices, ray_node, status, vllm_server
 from spark_runtime.canary import Canary, Counters, Server
 from spark_runtime.first_error import FirstError, is_consequence, is_hopeless
 from spark_runtime.messages import LeaseReply, LeaseRequest
@@ -54,7 +56,11 @@ class Head(Rank):
         self._canary: Canary | None = None
         self._counters: Counters | None = None
         self._next_look = 0.0
+        self._next_tell = 0.0
         self._kept: object = None
+        self._moved = False
+        self._outbox = notices.Outbox()
+        self._watch = notices.Watch(settings.group)
 
     def run(self) -> int:
         """Until SIGTERM: one generation after another."""
@@ -110,6 +116,7 @@ class Head(Rank):
             "last_canary": self.last_canary,
             "last_good_canary_at": self.last_good_canary_at,
             "healing": healing,
+            "notices": list(self._outbox.sent),
         }
         return {**super().document(), **more}
 
@@ -228,6 +235,7 @@ class Head(Rank):
             generation = self.protocol.begin(time.monotonic())
         status.keep_generation_number(self.settings.state_dir, generation.n)
         self.vllm = self.ray = self._probe = self._canary = self._counters = self.last_canary = self._died = None
+        self._moved = False
         self.start_log(generation)
         self.say(f"generation {generation.n}")
 
@@ -255,6 +263,7 @@ class Head(Rank):
         self.on_line(source, text)
         step = read_progress(text) if self.phase in ("joining", "loading") else None
         if step is not None and step != self.progress:
+            self._moved = True
             self.set_progress(step)
             self.say(f"loading: {step}")
 
@@ -278,9 +287,9 @@ class Head(Rank):
         with self._lock:
             silent = self.protocol.silent(time.monotonic())
             addresses = {rank: self.protocol.address(rank) for rank in silent}
-        self.protocol.reachable = {
-            rank for rank, address in addresses.items() if ray_node.answers(address, self.settings.status_port)
-        }
+        found = {rank: ray_node.look_at_node(address, self.settings.status_port) for rank, address in addresses.items()}
+        self.protocol.reachable = {rank for rank, node in found.items() if node == "answers"}
+        self.protocol.wedged = {rank for rank, node in found.items() if node == "wedged"}
 
     def _close(self) -> None:
         failure, line = self.protocol.failure, ""
@@ -297,7 +306,8 @@ class Head(Rank):
             }
         self.memory.settle()
         with self._lock:
-            self.protocol.close(line, is_hopeless(line), time.monotonic())
+            began = self._moved or failure is None or failure.source != "vllm"
+            self.protocol.close(line, is_hopeless(line, began), time.monotonic())
         self._canary = None
         self._show()
         if failure is not None:
@@ -320,10 +330,34 @@ class Head(Rank):
         self.tell_stuck(self.protocol.stuck)
         self.set_phase(self.protocol.phase, self.protocol.detail)
         self.protocol.digest = self._digest()
+        self._tell_people()
         kept = (len(self.protocol.attempts.crashes), self.protocol.attempts.unfinished)
         if kept != self._kept:
             self._kept = kept
             status.keep_attempts(self.settings.state_dir, self.protocol.attempts, time.monotonic())
+
+    def _tell_people(self) -> None:
+        """Send the notices that are due, to whoever is to be told."""
+        now = time.monotonic()
+        if now < self._next_tell:
+            return
+        self._next_tell = now + 1.0
+        channel = notices.Channel.read(self.settings.state_dir)
+        self._watch.deadline_s = channel.deadline_s
+        with self._lock:
+            silent = {
+                f"rank {rank} on {self._node(rank) or self.protocol.address(rank)}": self.protocol.of_node(rank)
+                for rank in self.protocol.silent(now)
+            }
+        for notice in self._watch.look(now, self.protocol.phase, self.protocol.detail, silent):
+            self.say(f"notice: {notice.text}")
+            if channel.webhook:
+                self._outbox.post(channel.webhook, notice, time.time())
+            if channel.command:
+                self._outbox.note(notice, time.time(), "given to the command")
+                env = {**self._given_env, "SPARK_VLLM_NOTICE": json.dumps(notice.as_json())}
+                with contextlib.suppress(OSError):
+                    self.processes.spawn("notify", channel.command, env, self.on_line)
 
     def _digest(self) -> dict[str, Any]:
         """What the other ranks show of the group in their own status."""

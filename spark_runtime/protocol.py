@@ -151,6 +151,8 @@ class HeadProtocol:
     leases: dict[int, Lease] = field(default_factory=dict)
     reachable: set[int] = field(default_factory=set)
     """Silent ranks whose node answers; the shell looks."""
+    wedged: set[int] = field(default_factory=set)
+    """Silent ranks whose node's kernel answers and no program does."""
     refusals: list[str] = field(default_factory=list)
     attempts: Attempts = field(default_factory=Attempts)
     """The shell keeps these on disk too."""
@@ -212,8 +214,8 @@ class HeadProtocol:
             elif lease.request.leaving:
                 texts.append(self._left(lease.request))
             elif lapsed(lease.seen, now, self.limits.lease_timeout_s):
-                why = "; its node answers: killed by hand, or its container cannot start"
-                texts.append(f"{self._who(rank)} does not report any more{why if rank in self.reachable else ''}")
+                why = self.of_node(rank) if rank in self.reachable | self.wedged else ""
+                texts.append(f"{self._who(rank)} does not report any more{'; ' if why else ''}{why}")
             elif not lease.request.idle:
                 texts.append(f"{self._who(rank)} is not ready: {lease.request.detail or lease.request.phase}")
             elif lease.request.known != self.generation:
@@ -242,6 +244,14 @@ class HeadProtocol:
     def silent(self, now: float) -> list[int]:
         """Ranks that once held a lease and let it lapse."""
         return [rank for rank, lease in self.leases.items() if lapsed(lease.seen, now, self.limits.lease_timeout_s)]
+
+    def of_node(self, rank: int) -> str:
+        """What is known of the node of a silent rank."""
+        if rank in self.wedged:
+            return "its node accepts connections and nobody speaks: node wedged, power cycle it"
+        if rank in self.reachable:
+            return "its node answers: killed by hand, or its container cannot start"
+        return "its node does not answer: no power, no link, or booting"
 
     def address(self, rank: int) -> str:
         """The address a rank leased from."""

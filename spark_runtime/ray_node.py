@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 DEFAULT_OBJECT_STORE_BYTES = 1024**3
 """vLLM passes little through Ray's store; the default of 30 % of unified memory would cost the model."""
@@ -145,8 +146,25 @@ def count_nodes(found: Sequence[tuple[str, float]], ranks: Mapping[int, str], gp
     return RayCount(complete, bool(wrong), "; ".join([head, *wrong, *missing]))
 
 
-def answers(address: str, port: int) -> bool:
-    """Whether a host answers at all: refusing a connection is an answer."""
+def look_at_node(address: str, port: int, ssh_port: int = 22) -> Literal["answers", "wedged", "silent"]:
+    """What is left of a node whose rank is silent.
+
+    Refusing a connection is an answer. A kernel that still accepts connections for an sshd that never speaks is that of
+    a node which has wedged (NVIDIA/open-gpu-kernel-modules#1358: ping answers, programs do not).
+    """
+    try:
+        with socket.create_connection((address, ssh_port), timeout=1) as connection:
+            connection.settimeout(3)
+            return "answers" if connection.recv(1) else "silent"
+    except TimeoutError:
+        return "wedged" if _refuses(address, port) else "silent"
+    except ConnectionRefusedError:
+        return "answers"
+    except OSError:
+        return "silent"
+
+
+def _refuses(address: str, port: int) -> bool:
     try:
         with socket.create_connection((address, port), timeout=1):
             return True

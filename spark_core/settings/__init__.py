@@ -1,7 +1,14 @@
 """The settings: frozen pydantic models of what a stack file may say, and the one reader of them."""
 
 from spark_core.settings.fabric import FabricInterface, FabricSettings
-from spark_core.settings.group import GroupSettings, ModelSettings, MountSettings, PatchSettings, ServingSettings
+from spark_core.settings.group import (
+    GroupSettings,
+    ModelSettings,
+    MountSettings,
+    NotifySettings,
+    PatchSettings,
+    ServingSettings,
+)
 from spark_core.settings.host import HostSettings, SetupCommand
 from spark_core.settings.image import ImageSettings
 from spark_core.settings.launchers import launcher_variable_notes
@@ -20,6 +27,7 @@ __all__ = [
     "ModelSettings",
     "MountSettings",
     "NodeSettings",
+    "NotifySettings",
     "PatchSettings",
     "ServingSettings",
     "Settings",

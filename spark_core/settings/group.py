@@ -218,9 +218,20 @@ class ServingSettings(FrozenModel):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
+class NotifySettings(FrozenModel):
+    """Who is told of a verdict, of a group that does not heal, and of a lost node. The webhook is a secret."""
+
+    command: tuple[str, ...] = Field(
+        default=(),
+        description="run in the head's container with the notice as JSON in SPARK_VLLM_NOTICE; mount it with mounts",
+    )
+    deadline_s: int = Field(default=1800, ge=60, description="how long the group may be down before that is told")
+
+
 class GroupSettings(FrozenModel):
     """One model served by a set of nodes; the first node is the head."""
 
     nodes: tuple[Name, ...] = Field(min_length=1, description="names of the nodes, the head first")
     model: ModelSettings
     serving: ServingSettings = Field(default_factory=ServingSettings)
+    notify: NotifySettings = Field(default_factory=NotifySettings)

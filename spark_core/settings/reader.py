@@ -21,11 +21,11 @@ from spark_core.settings.root import Settings
 SETTING_KEYS = tuple(Settings.model_fields)
 """Keys of a stack file that are settings."""
 
-SECRET_KEYS = ("api_key", "sudo_password")
+SECRET_KEYS = ("api_key", "notify_webhook", "sudo_password")
 """Keys of a stack file that are secrets; they never enter the models."""
 
 _SHOWN = 60
-_MAY_HOLD_SECRETS = {"api_key", "environment"}
+_MAY_HOLD_SECRETS = {"api_key", "environment", "notify_webhook"}
 """Settings into which people put the secret itself by mistake: their values are never shown."""
 
 

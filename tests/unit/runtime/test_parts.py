@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from spark_runtime import logs, ray_node, status, vllm_server
+from spark_runtime import logs, ray_node, sockets, status, vllm_server
 from spark_runtime.canary import Canary, Counters, Server, Verdict
 from spark_runtime.healing import Attempts, Crash, kind_of
 from spark_runtime.memory import Memory
@@ -473,3 +476,64 @@ def test_counters_are_summed_over_engines() -> None:
         assert counters is not None and (counters.tokens, counters.running) == (125.0, 2.0)
         assert server.is_healthy() and server.answers_without_key()
     assert not server.is_healthy() and server.counters() is None
+
+
+@contextmanager
+def listening(speaks: bytes | None) -> Iterator[int]:
+    """A port that accepts and says something, or accepts and stays silent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    kept.append(connection)
+                    if speaks is not None:
+                        connection.sendall(speaks)
+
+        kept: list[socket.socket] = []
+        threading.Thread(target=serve, daemon=True).start()
+        yield int(server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would keep it open
+        for connection in kept:
+            connection.close()
+
+
+def test_a_node_whose_kernel_accepts_and_whose_sshd_never_speaks_is_wedged() -> None:
+    with listening(b"SSH-2.0-x") as speaking, listening(None) as mute:
+        assert ray_node.look_at_node("127.0.0.1", mute, speaking) == "answers"
+        assert ray_node.look_at_node("127.0.0.1", mute, mute) == "wedged"
+        closed = mute
+    assert ray_node.look_at_node("127.0.0.1", closed, closed) == "answers"  # refused: its kernel answers at once
+
+
+def test_own_sockets_are_told_by_address_and_process() -> None:
+    with listening(None) as port:
+        found = [each for each in sockets.own_sockets() if each.port == port and each.state == "listening"]
+        assert [(each.address, each.peer) for each in found] == [("127.0.0.1", "")]
+        assert f"({os.getpid()})" in found[0].process
+        assert sockets.off_fabric(found, set()) == []
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 00000000:7530 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0\n"
+        "   1: 0CC8A8C0:8AE6 0DC8A8C0:734D 02 00000000:00000000 00:00000000 00000000     0        0 4243 1 0\n"
+        "   2: 0CC8A8C0:8AE6 0DC8A8C0:734D 06 00000000:00000000 00:00000000 00000000     0        0 0 1 0\n"
+    )
+    assert list(sockets.parse_table(table)) == [
+        ("listening", ("0.0.0.0", 30000), ("0.0.0.0", 0), "4242"),
+        ("connecting", ("192.168.200.12", 35558), ("192.168.200.13", 29517), "4243"),
+    ]
+    everywhere = sockets.Socket("listening", "0.0.0.0", 30000, "", "vllm (1)")
+    assert sockets.off_fabric([everywhere], {"192.168.200.12"}) == [everywhere]
+
+
+def test_the_kernel_s_kills_for_memory_are_counted_for_one_generation(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("nr_free_pages 1\noom_kill 3\n")
+    memory = Memory(tmp_path / "memory.json", vmstat=vmstat)
+    memory.starts()
+    assert memory.kills() == 0
+    vmstat.write_text("oom_kill 5\n")
+    assert memory.kills() == 2
+    vmstat.unlink()
+    assert memory.kills() == 0
