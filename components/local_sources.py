@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_core.errors import SettingsError, SparkError
 from spark_core.image import archive_image_id
 from spark_core.settings import Settings
+from spark_core.transfer.manifest import Manifest
 from spark_core.weights import local_manifest
 
 NOT_YET_KNOWN = "not-yet-known"
@@ -20,10 +21,12 @@ class LocalSources:
     Attributes:
         image_id: Id that the image will have, or empty if only a registry knows it.
         revisions: For each group, the revision of weights that are copied from here; absent for others.
+        manifests: For each of them that could be read, its files.
     """
 
     image_id: str
     revisions: dict[str, str]
+    manifests: dict[str, Manifest] = field(default_factory=dict)
 
 
 def sources_not_read(settings: Settings) -> LocalSources:
@@ -45,14 +48,15 @@ def look_at_sources(settings: Settings) -> LocalSources:
             image_id = archive_image_id(settings.image.archive)
         except SettingsError as error:
             violations += error.violations
-    revisions = {}
+    revisions, manifests = {}, {}
     for name, group in settings.groups.items():
         if group.model.kind == "controller":
             try:
-                revisions[name] = local_manifest(group.model.directory).revision
+                manifests[name] = local_manifest(group.model.directory)
+                revisions[name] = manifests[name].revision
             except SparkError as error:
                 violations += getattr(error, "violations", (error.line,))
                 revisions[name] = NOT_YET_KNOWN
     if violations and settings.preflight != "off":
         raise SettingsError(violations)
-    return LocalSources(image_id, revisions)
+    return LocalSources(image_id, revisions, manifests)

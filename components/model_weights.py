@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import pulumi
 
 from components.spark_node import SparkNode
+from providers.hub_revision import HubRevision
 from providers.weights_copy import WeightsCopy
+from spark_core.preflight.weights import GroupWeights
 from spark_core.settings import ModelSettings, Settings
 
 
@@ -25,7 +27,11 @@ class ModelWeightsArgs:
     model: ModelSettings
     """The model."""
     local_revision: str
-    """Revision of the weights on the controller; empty if they are on the nodes already."""
+    """Revision of the weights on the controller; empty if they come from elsewhere."""
+    known: GroupWeights | None
+    """What is known of a model of the hub; None for others."""
+    image_id: pulumi.Output[str]
+    """Local id of the serving image, in which the hub's client runs."""
     nodes: Sequence[SparkNode]
     """The nodes of the group."""
 
@@ -38,15 +44,34 @@ class ModelWeights(pulumi.ComponentResource):
 
     folders: dict[str, str]
     """For each node, the folder of the weights; known in preview."""
+    in_place: dict[str, dict[str, str]]
+    """For each node that uses its own hub cache, its files: name to where the content lies."""
     revision: pulumi.Output[str]
-    """Hash of the content; known once the weights are on the nodes."""
+    """The hub's commit, or the hash of the content; known once the weights are on the nodes."""
 
     def __init__(self, name: str, args: ModelWeightsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("spark:weights:ModelWeights", name, None, opts)
         names = [node.args.node.name for node in args.nodes]
+        self.in_place = {}
+        listing: dict[str, str] = {}
+        record: list[pulumi.Resource] = []
+        revision = "as verified"
         if args.model.kind == "node":
-            revision = "as verified"
             self.folders = dict.fromkeys(names, args.model.directory)
+        elif args.model.kind == "hub":
+            known = args.known
+            if known is None:
+                raise pulumi.RunError(
+                    f"groups.{args.group}.model.source: expected to know the commit of {args.model.source}, found that "
+                    "nobody could be asked"
+                )
+            self.folders = {
+                node.args.node.name: known.folder(node.args.node.name, node.folder.root) for node in args.nodes
+            }
+            self.in_place = known.in_place
+            if known.listing is not None:
+                listing = known.listing.compact()
+                record = [self._record(name, args, known.revision, listing)]
         else:
             revision = args.local_revision
             self.folders = {node.args.node.name: f"{node.folder.weights}/{revision}" for node in args.nodes}
@@ -63,7 +88,22 @@ class ModelWeights(pulumi.ComponentResource):
                 if node.args.node.fabric_address is not None
             },
             revisions=dict.fromkeys(names, revision),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[node.host for node in args.nodes]),
+            commit=args.known.revision if args.known is not None else "",
+            listing=listing,
+            in_place=sorted(self.in_place),
+            image=args.image_id,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[*(node.host for node in args.nodes), *record]),
         )
         self.revision = self.copy.revision
         self.register_outputs({"revision": self.revision})
+
+    def _record(self, name: str, args: ModelWeightsArgs, commit: str, listing: dict[str, str]) -> HubRevision:
+        """Recorded before anything is copied, so that a run that is cut goes on with the same commit."""
+        return HubRevision(
+            f"{name}-revision",
+            group=args.group,
+            source=args.model.source,
+            commit=commit,
+            files=listing,
+            opts=pulumi.ResourceOptions(parent=self),
+        )

@@ -24,9 +24,17 @@ class FilesOfGroup:
         """Every file once, also where two patches have the same content."""
         return list({file.remote: file for file in (self.runtime, *self.patches)}.values())
 
-    def placed(self, weights: Mapping[str, str]) -> GroupFiles:
-        """The files together with the folder of the weights on each node."""
-        return GroupFiles(self.runtime.remote, tuple(patch.remote for patch in self.patches), dict(weights))
+    def placed(self, weights: Mapping[str, str], in_place: Mapping[str, Mapping[str, str]] | None = None) -> GroupFiles:
+        """The files together with the weights on each node.
+
+        Args:
+            weights: For each node, their folder.
+            in_place: For each node that has them in a hub cache, where the content of each file lies.
+        """
+        patches = tuple(patch.remote for patch in self.patches)
+        return GroupFiles(
+            self.runtime.remote, patches, dict(weights), {n: dict(p) for n, p in (in_place or {}).items()}
+        )
 
 
 def files_of_group(group: GroupSettings) -> FilesOfGroup:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,15 +19,17 @@ from typing import Any
 import pulumi
 from pulumi.runtime.config import CONFIG
 
-from components.local_sources import LocalSources, look_at_sources, sources_not_read
+from components.local_sources import NOT_YET_KNOWN, LocalSources, look_at_sources, sources_not_read
+from components.recorded_revisions import recorded_revisions
 from providers.connections import Run, raw_configuration, run_of
 from spark_core.containers import make_way
-from spark_core.errors import SparkError
+from spark_core.errors import SettingsError, SparkError
 from spark_core.findings import Finding, judge
 from spark_core.journal.entry import require_stack_name
 from spark_core.notify import notify_digest, notify_document
 from spark_core.policy import policy_findings
 from spark_core.preflight import look_at_nodes
+from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
 from spark_core.transport.connection import Connection, resolve
@@ -50,6 +52,7 @@ class Stack:
     sources: LocalSources
     run: Run
     looked: bool
+    weights: Mapping[str, GroupWeights]
 
     @property
     def declared(self) -> Settings:
@@ -107,16 +110,19 @@ def open_stack() -> Stack:
         for note in launcher_variable_notes(os.environ):
             pulumi.log.warn(note)
         if os.environ.get(DESTROY_VARIABLE):
-            return Stack(name, run.settings, sources_not_read(run.settings), run, looked=False)
+            return Stack(
+                name, run.settings, sources_not_read(run.settings), run, False, _weights_not_seen(run.settings)
+            )
         _refuse_abandoned(run.settings)
         _tell(judge(policy_findings(run.settings, PROJECT), run.settings.severities))
         sources = look_at_sources(run.settings)
-        settings = _preflight(run, name)
+        known = KnownWeights(sources.manifests, recorded_revisions(run.settings, name), run.hub_token())
+        settings, weights = _preflight(run, name, known)
     except SparkError as error:
         raise pulumi.RunError(error.render()) from None
     if pulumi.runtime.is_dry_run():
         _tell_privileges(settings, name)
-    return Stack(name, settings, sources, run, looked=settings.preflight != "off")
+    return Stack(name, settings, sources, run, settings.preflight != "off", weights)
 
 
 def _refuse_abandoned(settings: Settings) -> None:
@@ -135,20 +141,46 @@ def _refuse_abandoned(settings: Settings) -> None:
         )
 
 
-def _preflight(run: Run, stack: str) -> Settings:
-    """Look at all nodes; the settings with what was discovered filled in."""
+def _weights_not_seen(settings: Settings) -> dict[str, GroupWeights]:
+    """What stands for models of the hub where nothing will be made of them."""
+    return {name: GroupWeights(NOT_YET_KNOWN) for name, group in settings.groups.items() if group.model.kind == "hub"}
+
+
+def _weights_unlooked(settings: Settings, known: KnownWeights) -> dict[str, GroupWeights]:
+    """Models of the hub where no node may be asked: what is recorded, or what is pinned.
+
+    Raises:
+        SettingsError: the revision is neither.
+    """
+    found, violations = {}, []
+    for name, group in settings.groups.items():
+        listing = known.listing(name, group.model)
+        if group.model.kind == "hub" and listing is None and not group.model.is_pinned:
+            violations.append(
+                f"groups.{name}.model.source: found {group.model.hub_revision!r} behind the @, expected a commit, "
+                "since with preflight off nobody is asked what it means"
+            )
+        elif group.model.kind == "hub":
+            found[name] = GroupWeights(group.model.hub_revision if listing is None else listing.commit, listing)
+    if violations:
+        raise SettingsError(violations)
+    return found
+
+
+def _preflight(run: Run, stack: str, known: KnownWeights) -> tuple[Settings, Mapping[str, GroupWeights]]:
+    """Look at all nodes; the settings with what was discovered filled in, and what is known of the weights."""
     if run.settings.preflight == "off":
         pulumi.log.warn("preflight is off: no node is looked at, and what would fail is not found before up")
-        return run.settings
+        return run.settings, _weights_unlooked(run.settings, known)
     if not pulumi.runtime.is_dry_run():
         run.wait_for_boot(pulumi.log.info)
-    preflight = look_at_nodes(run.settings, stack, run.open_node, sudo_password=run.has_sudo_password)
+    preflight = look_at_nodes(run.settings, stack, run.open_node, sudo_password=run.has_sudo_password, known=known)
     for line in preflight.discovered:
         pulumi.log.info(line)
     for note in preflight.notes:
         pulumi.log.warn(note)
     _tell(preflight.findings)
-    return preflight.settings
+    return preflight.settings, preflight.weights
 
 
 def _tell(findings: Sequence[Finding]) -> None:

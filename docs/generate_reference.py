@@ -56,6 +56,7 @@ SECRETS: dict[str, str] = {
     "notify_webhook": "address that notices are posted to as JSON (`event`, `group`, `text`); the next `up` writes it "
     "to the heads, mode 600, and restarts nothing",
     "sudo_password": "the deploy user's sudo password, the same on every node; only where sudo asks for one",
+    "hf_token": "the hub's token; only for models that are gated or private, or where the hub limits who has none",
 }
 
 RULES = """## Rules across settings

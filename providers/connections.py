@@ -53,6 +53,22 @@ class Run:
         """Whether the settings have a password for sudo; it may still be a wrong one."""
         return self.secret("sudo_password") is not None or self.settings.ssh.sudo_password_file is not None
 
+    def hub_token(self) -> str | None:
+        """The hub's token; it stays in this process and goes to nodes on standard input only.
+
+        Raises:
+            CommandError: its file cannot be read.
+        """
+        secret, file = self.secret("hf_token"), self.settings.hub.token_file
+        if secret is not None or file is None:
+            return secret
+        try:
+            return Path(file).expanduser().read_text().strip() or None
+        except OSError as error:
+            raise CommandError(
+                f"expected the hub's token in {file}, found: {error.strerror}", where="hub.token_file"
+            ) from None
+
     def wait_for_boot(self, say: Callable[[str], None]) -> None:
         """From now on wait for a host that does not answer, since it may be booting; for what runs in ``up`` only.
 

@@ -8,6 +8,7 @@
     ├── CommandError            a remote command did not end as it must
     ├── ObservationError        a node answered something that cannot be understood
     ├── ForeignObjectError      something that is not ours is in the way
+    ├── HubError                the model hub did not give what was asked for
     └── GateError               the endpoint does not serve: what failed first, and where
 
 "Could not ask" is never turned into "absent" or "healthy": the three kinds are different classes.
@@ -95,6 +96,18 @@ class ObservationError(SparkError):
 
 class ForeignObjectError(SparkError):
     """Something that this stack did not make is in the way; it is never removed by us."""
+
+
+class HubError(SparkError):
+    """The hub did not give what was asked for. ``code`` is the kind of finding that it is.
+
+    Args:
+        code: A key of ``spark_core.findings.KINDS``.
+    """
+
+    def __init__(self, what: str, *, code: str, where: str = "", do: str = "") -> None:
+        self.code = code
+        super().__init__(what, where=where, do=do)
 
 
 class GateError(SparkError):

@@ -175,6 +175,19 @@ KINDS: Mapping[str, FindingKind] = {
         ("memory-fit", "fail", "Weights, cache and runtime of a rank do not fit into the memory of a node."),
         ("memory-utilization", "warn", "A share of memory at which owners of Sparks ran out of it."),
         ("memory-unknown", "unknown", "The model's size or shape could not be read yet."),
+        ("memory-load", "fail", "What the load format takes beside the weights does not fit into a node's memory."),
+    ),
+    **_kinds(
+        "Weights",
+        ("weights-space", "fail", "Too little space is free for what a node lacks of the weights."),
+        ("revision-floating", "warn", "The model's revision is a branch or tag; it was resolved once and is recorded."),
+        ("model-incomplete", "fail", "The hub's revision has no config.json or no weights."),
+        ("hub-cache-unusable", "warn", "A node's hub cache has the revision, but not whole or not readable."),
+        ("hub-unauthorized", "fail", "The hub asks for a login, refuses the token, or knows no such model."),
+        ("hub-gated", "fail", "Access to the model must be asked for on the hub."),
+        ("hub-missing", "fail", "The hub has no such model, revision or file."),
+        ("hub-limited", "fail", "The hub limits how often it may be asked."),
+        ("hub-unreachable", "fail", "The hub does not answer, or what answers is no hub."),
     ),
 }
 """Every kind of finding there is, by its code."""

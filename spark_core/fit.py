@@ -22,6 +22,17 @@ HIGH_UTILIZATION = 0.85
 """Above this, owners of Sparks ran out of memory on the buffers of RDMA and of the runtime (vllm-dgx-spark)."""
 RESERVE_BYTES = 6 * GIB
 """What a rank takes beside weights and cache: CUDA context, graphs, activations, NCCL. Sources give 4 to 8 GiB."""
+SHARDS_HELD = {
+    "pt": 1,
+    "npcache": 1,
+    "fastsafetensors": 2,
+    "instanttensor": 2,
+    "runai_streamer": 2,
+    "runai_streamer_sharded": 2,
+}
+"""Whole shards that a load format holds beside the weights while it loads: ``torch.load`` reads one into memory; those
+that read ahead have one in use and the next one in a buffer (vllm/model_executor/model_loader/weight_utils.py). The
+others map files, whose pages the kernel takes back. Not measured here."""
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -119,6 +130,33 @@ def plan_memory(settings: Settings, group: GroupSettings, model: ModelFacts, wei
     if largest is not None and model.max_positions:
         largest = min(largest, model.max_positions)
     return MemoryPlan(budget, share, reserve, cache, base + each * context if context else None, largest)
+
+
+def load_findings(
+    settings: Settings, name: str, weights: int, largest_shard: int, totals: Mapping[str, int]
+) -> list[Finding]:
+    """Whether what the load format holds while it loads fits beside a rank's weights.
+
+    Args:
+        weights: Size of all weights in bytes.
+        largest_shard: Size of the largest file of them.
+        totals: MemTotal in bytes of each node that was seen.
+    """
+    serving = settings.groups[name].serving
+    held = SHARDS_HELD.get(serving.load_format or "auto", 0) * largest_shard
+    share = weights / serving.world_size
+    reserve = RESERVE_BYTES if settings.hardware == "spark" else 0
+    return [
+        Finding(
+            "memory-load",
+            f"{node} (groups.{name}.serving.load_format)",
+            f"expected room for {_gib(held)} GiB of shards that {serving.load_format} holds while it loads, found "
+            f"{_gib(total - share - reserve)} GiB beside weights {_gib(share)} and runtime {_gib(reserve)}",
+            "leave load_format out: files are then mapped and take nothing beside the weights",
+        )
+        for node, total in totals.items()
+        if held and share + reserve + held > total
+    ]
 
 
 def memory_findings(

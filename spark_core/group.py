@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
-from spark_core.fabric.environment import rank_environment, rdma_policy
+from spark_core.fabric.environment import CACHE_TARGET, rank_environment, rdma_policy
 from spark_core.journal import StackFolder
 from spark_core.settings import GroupSettings, NodeSettings, ServingSettings, Settings
 from spark_core.settings.root import GPUS_PER_NODE
@@ -107,11 +108,21 @@ class GroupFiles:
         runtime: Path of the supervisor's file, below the node's folder of files.
         patches: Relative path of each patch, in the order of the settings.
         weights: For each node, the folder of the weights.
+        in_place: For each node whose folder is a hub cache's, with links in it: name of each file to where its content
+            lies. They are mounted one by one, since links would lead out of a folder that is mounted alone.
     """
 
     runtime: str
     patches: tuple[str, ...]
     weights: dict[str, str]
+    in_place: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def mounts(self, node: str, target: str) -> list[BindMount]:
+        """The weights of a node, at a path in the container."""
+        files = self.in_place.get(node)
+        if files is None:
+            return [BindMount(self.weights[node], target)]
+        return [BindMount(source, f"{target}/{name}") for name, source in sorted(files.items())]
 
 
 def plan_group(settings: Settings, group_name: str, stack: str, image_id: str, files: GroupFiles) -> GroupPlan:
@@ -121,7 +132,7 @@ def plan_group(settings: Settings, group_name: str, stack: str, image_id: str, f
         image_id: Local id of the image; part of the deployment's id.
     """
     group = settings.groups[group_name]
-    drafts = [_container(settings, group_name, stack, files, rank) for rank in range(len(group.nodes))]
+    drafts = [_container(settings, group_name, stack, files, rank, image_id) for rank in range(len(group.nodes))]
     text = json.dumps([image_id, [_canonical(draft) for draft in drafts]], sort_keys=True)
     deployment = hashlib.sha256(text.encode()).hexdigest()[:12]
     finished = tuple(
@@ -160,10 +171,10 @@ def public_endpoint(settings: Settings, group_name: str) -> str:
 def serve_arguments(serving: ServingSettings) -> list[str]:
     """Arguments of ``vllm serve`` that follow from the settings; what is not set is not passed."""
     words: list[str] = []
-    for field in _SERVE_FIELDS:
-        value = getattr(serving, field)
-        flag = "--" + field.replace("_", "-")
-        default = ServingSettings.model_fields[field].default
+    for name in _SERVE_FIELDS:
+        value = getattr(serving, name)
+        flag = "--" + name.replace("_", "-")
+        default = ServingSettings.model_fields[name].default
         if value is True:
             words.append(flag)
         elif value is False and default is None:
@@ -173,7 +184,20 @@ def serve_arguments(serving: ServingSettings) -> list[str]:
     return [*words, *serving.extra_args]
 
 
-def _container(settings: Settings, group_name: str, stack: str, files: GroupFiles, rank: int) -> RankContainer:
+def cache_folder(settings: Settings, image_id: str, weights: str) -> str:
+    """Folder of the compile caches of an image and a model in the cache volume: what one compiled never meets another.
+
+    Args:
+        weights: Folder of the weights on the node; its name is their revision.
+    """
+    image = settings.image.registry or image_id
+    digest = hashlib.sha256(f"{image}\0{PurePosixPath(weights).name}".encode()).hexdigest()
+    return f"{CACHE_TARGET}/{digest[:12]}"
+
+
+def _container(
+    settings: Settings, group_name: str, stack: str, files: GroupFiles, rank: int, image_id: str
+) -> RankContainer:
     group = settings.groups[group_name]
     serving = group.serving
     node = settings.node(group.nodes[rank])
@@ -183,7 +207,7 @@ def _container(settings: Settings, group_name: str, stack: str, files: GroupFile
     mounts = [
         BindMount(f"{folder.files}/{files.runtime}", RUNTIME_TARGET),
         BindMount(folder.state(group_name), STATE_TARGET, read_only=False),
-        BindMount(files.weights[node.name], model_target(group)),
+        *files.mounts(node.name, model_target(group)),
         *(
             BindMount(f"{folder.files}/{path}", patch.target)
             for path, patch in zip(files.patches, serving.patches, strict=True)
@@ -194,6 +218,7 @@ def _container(settings: Settings, group_name: str, stack: str, files: GroupFile
         # The folder, not the file: a new key is a new file, and a bind of a file would keep the old one.
         mounts.append(BindMount(f"{folder.secrets}/{group_name}", KEY_TARGET.rpartition("/")[0]))
     spark = settings.hardware == "spark"
+    caches = cache_folder(settings, image_id, files.weights[node.name])
     labels = {f"{LABEL}.stack": stack, f"{LABEL}.group": group_name, f"{LABEL}.rank": str(rank)}
     return RankContainer(
         node=node.name,
@@ -201,7 +226,7 @@ def _container(settings: Settings, group_name: str, stack: str, files: GroupFile
         name=container_name(stack, group_name, rank),
         entrypoint=(settings.image.python, RUNTIME_TARGET),
         command=("--rdma", rdma_policy(settings), *_supervisor_arguments(group_name, group, head, node, rank)),
-        environment=tuple(f"{k}={v}" for k, v in sorted(rank_environment(settings, group, node).items())),
+        environment=tuple(f"{k}={v}" for k, v in sorted(rank_environment(settings, group, node, caches).items())),
         mounts=tuple(mounts),
         cache_volume=f"spark-vllm-{stack}-{group_name}-cache",
         devices=("/dev/infiniband",) if spark and any(i.hca for i in node.fabric) else (),

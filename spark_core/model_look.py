@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spark_core.errors import ObservationError
 from spark_core.findings import Finding
-from spark_core.fit import memory_findings, parallel_findings
+from spark_core.fit import load_findings, memory_findings, parallel_findings
 from spark_core.model_facts import ModelFacts, parse_config, weights_bytes
 from spark_core.settings import ModelSettings, NodeSettings, Settings
 from spark_core.transport.base import Fragment
@@ -83,5 +83,8 @@ def model_findings(settings: Settings, looks: Mapping[str, ModelLook], totals: M
             continue
         members = {node: total for node, total in totals.items() if node in group.nodes}
         findings += parallel_findings(name, group, model)
-        findings += memory_findings(settings, name, model, weights_bytes(None, look.shards), members)
+        weights = weights_bytes(None, look.shards)
+        findings += memory_findings(settings, name, model, weights, members)
+        if weights is not None:
+            findings += load_findings(settings, name, weights, max(look.shards.values()), members)
     return findings

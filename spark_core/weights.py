@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,12 +74,17 @@ def missing_shards(index_text: str | None, manifest: Manifest) -> list[str]:
     return missing
 
 
-def observe_weights(transport: Transport, directory: str, root: str) -> Manifest | None:
+def observe_weights(
+    transport: Transport, directory: str, root: str, only: Sequence[str] | None = None
+) -> Manifest | None:
     """The manifest of a folder on a node; None if there is no such folder.
 
     Hashes are cached on the node by size, times and inode, so that an unchanged folder costs one walk over it.
+
+    Args:
+        only: Names of the files that count; all if it is None.
     """
-    return contents_of(transport, directory, f"{root}/cache/hashes.json")
+    return contents_of(transport, directory, f"{root}/cache/hashes.json", only=only)
 
 
 def verify_in_place(transports: Mapping[str, Transport], directory: str, roots: Mapping[str, str]) -> Manifest:

@@ -27,8 +27,6 @@ _COMMON = {
     "RAY_memory_monitor_refresh_ms": "0",
     # Fewer idle processes on unified memory (eugr/spark-vllm-docker, timothystewart6/vllm-gb10).
     "RAY_num_prestart_python_workers": "0",
-    # A Docker volume: compile caches survive a replacement of the container.
-    "VLLM_CACHE_ROOT": CACHE_TARGET,
     "VLLM_CONFIG_ROOT": f"{CACHE_TARGET}/config",
 }
 _SPARK = {
@@ -55,15 +53,34 @@ def rdma_policy(settings: Settings) -> Literal["required", "preferred", "off"]:
     return settings.fabric.rdma or ("required" if settings.hardware == "spark" else "off")
 
 
-def rank_environment(settings: Settings, group: GroupSettings, node: NodeSettings) -> dict[str, str]:
+def cache_environment(folder: str) -> dict[str, str]:
+    """Where compile caches lie: in a Docker volume, so that they survive a replacement of the container.
+
+    Triton and FlashInfer otherwise write below the home folder of the container, which goes with it. vLLM sets the
+    first two anew where it compiles, below its own root.
+    """
+    return {
+        "VLLM_CACHE_ROOT": folder,
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "FLASHINFER_WORKSPACE_BASE": f"{folder}/flashinfer",
+    }
+
+
+def rank_environment(
+    settings: Settings, group: GroupSettings, node: NodeSettings, caches: str = CACHE_TARGET
+) -> dict[str, str]:
     """Environment of one rank: the profile's, the owner's on top, and the node's own interface values, which stand.
 
     All ranks get the same values but for the last kind: vLLM copies variables from the head to Ray's workers by prefix
     (spark-arena/sparkrun#135) or not at all (TechPreacher/dgx-spark-vllm-cluster), so every container has its own from
     its start.
+
+    Args:
+        caches: Folder of the compile caches in the container.
     """
     serving = group.serving
-    environment = dict(_COMMON)
+    environment = _COMMON | cache_environment(caches)
     if settings.hardware == "spark":
         environment |= _SPARK | _rdma_variables(settings)
     if settings.fabric.topology == "ring":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_core.errors import SparkError
 from spark_core.fabric.checks import fabric_cluster_findings, fabric_findings
@@ -20,6 +20,7 @@ from spark_core.model_look import ModelLook, look_locally, model_findings, model
 from spark_core.preflight.cluster import cluster_findings
 from spark_core.preflight.node import facts_spec, node_findings
 from spark_core.preflight.reach import finding_of
+from spark_core.preflight.weights import GroupWeights, KnownWeights, look_at_weights, model_look
 from spark_core.settings import NodeSettings, Settings
 from spark_core.transport.base import Fragment, Transport, compose, parse_sections, run_checked
 from spark_core.tuning.notes import tuning_findings, tuning_look, tuning_notes
@@ -50,21 +51,31 @@ class Preflight:
         findings: All findings by the severities of the settings; nodes that do not answer come first.
         discovered: What discovery filled in, one line each.
         notes: What ``up`` would restart, one line each.
+        weights: For each group whose weights are copied or come from the hub, what is known of them.
     """
 
     settings: Settings
     findings: tuple[Finding, ...]
     discovered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    weights: Mapping[str, GroupWeights] = field(default_factory=dict)
 
 
-def look_at_nodes(settings: Settings, stack: str, open_node: Opener, *, sudo_password: bool = True) -> Preflight:
+def look_at_nodes(
+    settings: Settings,
+    stack: str,
+    open_node: Opener,
+    *,
+    sudo_password: bool = True,
+    known: KnownWeights | None = None,
+) -> Preflight:
     """Look at all nodes at the same time.
 
     A node that cannot be reached is a finding like any other, so that two dead nodes are told in one run.
 
     Args:
         sudo_password: Whether the settings have a password for sudo.
+        known: What is known of the weights already.
     """
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(4, min(16, len(settings.nodes)))) as pool:
         futures = [pool.submit(_look, settings, stack, node, open_node) for node in settings.nodes]
@@ -100,8 +111,11 @@ def look_at_nodes(settings: Settings, stack: str, open_node: Opener, *, sudo_pas
     findings += cluster_findings({name: look.facts for name, look in seen.items()})
     findings += fabric_cluster_findings(found.settings, networks, packets)
     totals = {n: look.facts.memory.total_bytes for n, look in seen.items() if isinstance(look.facts.memory, Memory)}
-    findings += model_findings(found.settings, _models(settings, seen), totals)
-    return Preflight(found.settings, tuple(judge(findings, settings.severities)), found.lines, tuple(notes))
+    transports = {node.name: open_node(node) for node in settings.nodes if node.name in seen}
+    weights, said = look_at_weights(found.settings, transports, known or KnownWeights())
+    findings += said
+    findings += model_findings(found.settings, _models(settings, seen, weights), totals)
+    return Preflight(found.settings, tuple(judge(findings, settings.severities)), found.lines, tuple(notes), weights)
 
 
 def _look(settings: Settings, stack: str, node: NodeSettings, open_node: Opener) -> NodeLook | SparkError:
@@ -140,11 +154,16 @@ def _questions(settings: Settings, stack: str, node: NodeSettings, spec: FactsSp
     ]
 
 
-def _models(settings: Settings, seen: Mapping[str, NodeLook]) -> dict[str, ModelLook]:
-    """What was read of each group's model, on the controller or on the group's head."""
+def _models(
+    settings: Settings, seen: Mapping[str, NodeLook], weights: Mapping[str, GroupWeights]
+) -> dict[str, ModelLook]:
+    """What was read of each group's model, on the controller, on the group's head, or on the hub."""
     looks = {}
     for name, group in settings.groups.items():
-        if group.model.kind == "controller":
+        if group.model.kind == "hub":
+            if name in weights:
+                looks[name] = model_look(weights[name])
+        elif group.model.kind == "controller":
             looks[name] = look_locally(group.model)
         elif group.nodes[0] in seen:
             looks[name] = seen[group.nodes[0]].model

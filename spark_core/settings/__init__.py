@@ -10,6 +10,7 @@ from spark_core.settings.group import (
     ServingSettings,
 )
 from spark_core.settings.host import HostSettings, SetupCommand
+from spark_core.settings.hub import HubSettings
 from spark_core.settings.image import ImageSettings
 from spark_core.settings.launchers import launcher_variable_notes
 from spark_core.settings.node import NodeSettings, SshSettings
@@ -23,6 +24,7 @@ __all__ = [
     "FabricSettings",
     "GroupSettings",
     "HostSettings",
+    "HubSettings",
     "ImageSettings",
     "ModelSettings",
     "MountSettings",

@@ -47,12 +47,35 @@ _SECRET_VARIABLES = {
     "HUGGING_FACE_HUB_TOKEN": "remove it, containers download nothing",
 }
 
+_HUB_SOURCE = re.compile(r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[A-Za-z0-9_][\w./-]*)?")
+
+LoadFormat = Literal[
+    "auto",
+    "hf",
+    "safetensors",
+    "fastsafetensors",
+    "instanttensor",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "sharded_state",
+    "pt",
+    "npcache",
+    "mistral",
+    "tensorizer",
+    "modelexpress",
+    "gguf",
+    "bitsandbytes",
+    "dummy",
+]
+"""Load formats that vLLM knows (vllm/config/load.py; gguf and bitsandbytes are of older versions)."""
+
 
 class ModelSettings(FrozenModel):
     """The model and where its weights come from."""
 
     source: str = Field(
-        description="controller:DIR, a directory on the controller that is copied to every node; or "
+        description="hf://ORG/NAME@REVISION, a model of the hub (a branch or tag is resolved once and recorded); or "
+        "controller:DIR, a directory on the controller that is copied to every node; or "
         "node:/DIR, a directory that every node already has and that is used in place, read-only"
     )
     served_name: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\s-]\S*$")] = Field(
@@ -62,21 +85,37 @@ class ModelSettings(FrozenModel):
     @field_validator("source")
     @classmethod
     def _known_source(cls, value: str) -> str:
-        if value.startswith("hf://"):
-            raise ValueError(
-                "downloads from the hub are not supported yet: run `hf download` on every node and use node:/DIR"
-            )
-        if not re.match(r"^controller:.+|^node:/.+", value):
-            raise ValueError("must be controller:DIR or node:/DIR")
+        if value.startswith("hf:") and not _HUB_SOURCE.fullmatch(value):
+            raise ValueError("must be hf://ORG/NAME@REVISION, such as hf://Qwen/Qwen3-0.6B@main")
+        if not re.match(r"^controller:.+|^node:/.+|^hf://", value):
+            raise ValueError("must be hf://ORG/NAME@REVISION, controller:DIR or node:/DIR")
         return value
 
     @property
-    def kind(self) -> Literal["controller", "node"]:
+    def kind(self) -> Literal["controller", "node", "hub"]:
+        if self.source.startswith("hf://"):
+            return "hub"
         return "controller" if self.source.startswith("controller:") else "node"
 
     @property
     def directory(self) -> str:
+        """The directory of a source that is one."""
         return self.source.split(":", 1)[1]
+
+    @property
+    def repository(self) -> str:
+        """``ORG/NAME`` of a model of the hub."""
+        return self.source.removeprefix("hf://").partition("@")[0]
+
+    @property
+    def hub_revision(self) -> str:
+        """The branch, tag or commit of a model of the hub; the hub's own default is the branch main."""
+        return self.source.partition("@")[2] or "main"
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the revision is a commit, which can never become another one."""
+        return re.fullmatch("[0-9a-f]{40}", self.hub_revision) is not None
 
 
 class MountSettings(FrozenModel):
@@ -129,7 +168,11 @@ class ServingSettings(FrozenModel):
     enable_expert_parallel: bool = False
     enable_prefix_caching: bool | None = None
     kv_cache_dtype: str | None = None
-    load_format: str | None = None
+    load_format: LoadFormat | None = Field(
+        default=None,
+        description="how vLLM reads the weights; what a format takes of the memory while it loads is part of the fit "
+        "check. Formats that the image has no package for fail when the model loads",
+    )
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     enable_auto_tool_choice: bool = False

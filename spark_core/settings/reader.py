@@ -21,7 +21,7 @@ from spark_core.settings.root import Settings
 SETTING_KEYS = tuple(Settings.model_fields)
 """Keys of a stack file that are settings."""
 
-SECRET_KEYS = ("api_key", "notify_webhook", "sudo_password")
+SECRET_KEYS = ("api_key", "hf_token", "notify_webhook", "sudo_password")
 """Keys of a stack file that are secrets; they never enter the models."""
 
 _SHOWN = 60

@@ -13,6 +13,7 @@ from spark_core.settings.base import FrozenModel, Name
 from spark_core.settings.fabric import FabricSettings
 from spark_core.settings.group import GroupSettings
 from spark_core.settings.host import HostSettings
+from spark_core.settings.hub import HubSettings
 from spark_core.settings.image import ImageSettings
 from spark_core.settings.node import NodeSettings, SshSettings
 from spark_core.transport.connection import ConnectionSpec
@@ -56,6 +57,7 @@ class Settings(FrozenModel):
     fabric: FabricSettings = Field(default_factory=FabricSettings)
     host: HostSettings = Field(default_factory=HostSettings)
     image: ImageSettings
+    hub: HubSettings = Field(default_factory=HubSettings)
     groups: dict[Name, GroupSettings] = Field(description="what is served; one group is supported so far")
 
     @field_validator("severities")
@@ -183,6 +185,13 @@ class Settings(FrozenModel):
         if node.user == "root":
             root = root.replace("/home/{user}", "/root")
         return root.replace("{user}", node.user)
+
+    def hub_cache_of(self, node: NodeSettings) -> str | None:
+        """The hub cache that a node may have; None if none is to be used."""
+        cache = self.hub.cache
+        if cache is None or not cache.startswith("~"):
+            return cache
+        return ("/root" if node.user == "root" else f"/home/{node.user}") + cache.removeprefix("~")
 
     def connection_of(self, node: NodeSettings) -> ConnectionSpec:
         """How a node is reached."""

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from spark_core.errors import SparkError
 from spark_core.transfer.look import Place
@@ -27,12 +28,14 @@ class Lane:
     """Nodes in the order in which the files go along.
 
     Args:
-        places: The first one has the files, or gets them from the controller.
+        places: The first one has the files, or gets them from the controller or a hub.
         feed: What the controller sends to the first one.
+        hub: Orders for the first one to download the files.
     """
 
     places: Sequence[Place]
     feed: Iterable[bytes] | None = None
+    hub: Mapping[str, object] | None = None
 
 
 def carry(
@@ -82,7 +85,9 @@ def _sessions(lane: Lane, files: Mapping[str, tuple[int, str]]) -> list[Session]
     for place in lane.places:
         onward = place is not lane.places[-1]
         if not row:
-            source = "disk" if lane.feed is None else "controller"
+            source: str | dict[str, Any] = "disk" if lane.feed is None else "controller"
+            if lane.hub is not None:
+                source = {"hub": dict(lane.hub)}
             row.append(Session(place, files, source, onward=onward, feed=lane.feed or ()))
         else:
             link = {"listen": str(place.address), "peer": str(row[-1].place.address), "token": secrets.token_hex(32)}

@@ -1,16 +1,14 @@
-"""The same files on every node of a group: from the controller once, to one node, and from there over the fabric.
+"""The same files on every node of a group: from their origin once, to one node, and from there over the fabric.
 
 A node that has them already is the source. Each node passes on what it gets while it gets it, so that the source sends
-its bytes about once. A node that the fabric does not reach gets them from the controller.
+its bytes about once. A node that the fabric does not reach gets them from the origin.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from spark_core.errors import CommandError, SparkError, join_errors
@@ -18,51 +16,53 @@ from spark_core.transfer.chain import STALL_S, Lane, carry
 from spark_core.transfer.faults import explain
 from spark_core.transfer.look import Look, Place, contents_of, look_at
 from spark_core.transfer.manifest import Manifest
-from spark_core.transfer.session import Outcome, part
+from spark_core.transfer.origin import ControllerFolder, Origin
+from spark_core.transfer.session import Outcome
 
 T = TypeVar("T")
-_PART_BYTES = 4 << 20
 _WAIT_S = 2.0
 _ROUNDS = 5
 _SPARE_SPACE = 1.02
 
 
 def distribute(
-    directory: str,
+    origin: Origin | str,
     places: Sequence[Place],
     wanted: Manifest,
     report: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Bring a directory of the controller to every place: only what is missing or different there.
+    """Bring files to every place: only what is missing or different there.
 
     A new folder becomes visible by one rename after all its files are whole and verified. In a folder that is already
     visible (a file was altered) each bad file is replaced by one rename, so that a container that has the folder
     mounted sees it too. Another run that fills the same folder is waited for.
 
     Args:
-        directory: Folder on the controller that holds ``wanted``.
+        origin: Where ``wanted`` comes from if no node has it; a text is a directory of the controller.
         report: Called with a line for the person.
         check: Called often; what it raises ends it within seconds on all nodes. What has arrived stays.
 
     Raises:
         SparkError: something went wrong; the next run goes on from what has arrived.
     """
+    origin = ControllerFolder(origin) if isinstance(origin, str) else origin
     apart: dict[str, str] = {}
     for _ in range(_ROUNDS + len(places)):
-        looks = _free_of_others(places, wanted, report, check)
+        looks = free_of_others(places, wanted, report, check)
         lacking = [place for place in places if not looks[place.node].is_whole(wanted)]
         if not lacking:
             return
-        _require_space(lacking, looks, wanted)
-        lanes = _plan(directory, places, lacking, looks, wanted, apart)
+        _refuse_foreign(lacking, looks, wanted)
+        require_space(lacking, looks, wanted)
+        lanes = _plan(origin, places, lacking, looks, wanted, apart)
         for lane in lanes:
-            report(_told(lane, looks, wanted, apart))
+            report(_told(origin, lane, looks, wanted, apart))
         outcomes = carry(lanes, wanted.files, report, check)
-        errors = [error for lane in lanes for error in _errors_of(lane, outcomes, wanted)]
+        errors = [error for lane in lanes for error in _errors_of(origin, lane, outcomes, wanted)]
         if errors:
             raise join_errors(errors)
-        if all(outcomes[place.node].whole for place in lacking):
+        if all(outcomes.get(place.node, Outcome()).whole for place in lacking):
             return
         for lane in lanes:
             apart |= _not_reached(lane, outcomes)
@@ -73,7 +73,7 @@ def distribute(
     )
 
 
-def _free_of_others(
+def free_of_others(
     places: Sequence[Place], wanted: Manifest, report: Callable[[str], None], check: Callable[[], None]
 ) -> dict[str, Look]:
     """Look at all places, once no other run fills one of those that lack something."""
@@ -105,7 +105,28 @@ def _looking(place: Place) -> Callable[[], Look]:
     return lambda: look_at(place)
 
 
-def _require_space(lacking: Sequence[Place], looks: Mapping[str, Look], wanted: Manifest) -> None:
+def _refuse_foreign(lacking: Sequence[Place], looks: Mapping[str, Look], wanted: Manifest) -> None:
+    """A folder that is not ours is never filled."""
+    errors = [
+        SparkError(
+            f"expected {name} in {place.folder} as it was verified, found it missing or different",
+            where=f"{place.node} (hub.cache)",
+            do="run up again: the hub cache is then left alone, and the model comes to node_root",
+        )
+        for place in lacking
+        if place.only is not None
+        for name in looks[place.node].lacking(wanted)[:1]
+    ]
+    if errors:
+        raise join_errors(errors)
+
+
+def require_space(lacking: Sequence[Place], looks: Mapping[str, Look], wanted: Manifest) -> None:
+    """Refuse before the first byte where what is lacking does not fit on the disk; every such node is told.
+
+    Raises:
+        SparkError: naming each node, and how much it needs.
+    """
     errors = [
         CommandError(
             f"expected {looks[place.node].needs(wanted) / 1e9:.1f} GB of free space for the weights, "
@@ -121,7 +142,7 @@ def _require_space(lacking: Sequence[Place], looks: Mapping[str, Look], wanted: 
 
 
 def _plan(
-    directory: str,
+    origin: Origin,
     places: Sequence[Place],
     lacking: Sequence[Place],
     looks: Mapping[str, Look],
@@ -137,22 +158,22 @@ def _plan(
     elif takers:
         first = min(takers, key=lambda place: looks[place.node].needs(wanted))
         others = [place for place in takers if place is not first]
-        lanes.append(Lane([first, *others], _feed(directory, looks[first.node], wanted)))
+        lanes.append(origin.lane([first, *others], looks, wanted))
     alone = [place for place in lacking if place not in takers]
-    return lanes + [Lane([place], _feed(directory, looks[place.node], wanted)) for place in alone]
+    return lanes + [origin.lane([place], looks, wanted) for place in alone]
 
 
-def _told(lane: Lane, looks: Mapping[str, Look], wanted: Manifest, apart: Mapping[str, str]) -> str:
+def _told(origin: Origin, lane: Lane, looks: Mapping[str, Look], wanted: Manifest, apart: Mapping[str, str]) -> str:
     first, *others = [place.node for place in lane.places]
     size = max(looks[place.node].needs(wanted) for place in lane.places) / 1e9
     onward = f"over the fabric to {', '.join(others)}"
-    if lane.feed is None:
+    if lane.feed is None and lane.hub is None:
         return f"weights: {size:.2f} GB from {first} {onward}"
     if others:
-        return f"weights: {size:.2f} GB from the controller to {first}, and from there {onward}"
+        return f"weights: {size:.2f} GB from {origin.name} to {first}, and from there {onward}"
     alone = len(looks) == 1 or (lane.places[0].address and first not in apart)
     why = f"cannot be reached over it ({apart[first]})" if first in apart else "has no address on it"
-    return f"weights: {size:.2f} GB from the controller to {first}" + (
+    return f"weights: {size:.2f} GB from {origin.name} to {first}" + (
         "" if alone else f", not over the fabric, since {first} {why}"
     )
 
@@ -167,13 +188,15 @@ def _not_reached(lane: Lane, outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     return found
 
 
-def _errors_of(lane: Lane, outcomes: Mapping[str, Outcome], wanted: Manifest) -> list[SparkError]:
+def _errors_of(origin: Origin, lane: Lane, outcomes: Mapping[str, Outcome], wanted: Manifest) -> list[SparkError]:
     """What went wrong along a lane. Where content was wrong, the file of the node that gave it is read anew."""
-    errors = explain([place.node for place in lane.places], outcomes, wanted)
+    first = lane.places[0].node
+    errors = origin.errors(first, outcomes[first])
+    errors += explain([place.node for place in lane.places], outcomes, wanted, origin.name)
     for before, after in zip(lane.places, lane.places[1:], strict=False):
         names = [fault.file for fault in outcomes[after.node].has("wrong")]
         if names and outcomes[before.node].whole:
-            found = contents_of(before.transport, before.folder, before.cache, anew=names) or Manifest({})
+            found = contents_of(before.transport, before.folder, before.cache, names, before.only) or Manifest({})
             errors += [
                 SparkError(
                     f"expected {name} as it was verified, found other content on its disk",
@@ -184,31 +207,6 @@ def _errors_of(lane: Lane, outcomes: Mapping[str, Outcome], wanted: Manifest) ->
                 if found.files.get(name) != wanted.files[name]
             ]
     return errors
-
-
-def _feed(directory: str, look: Look, wanted: Manifest) -> Iterator[bytes]:
-    """What a node lacks, from where each file of it goes on."""
-    for name in look.lacking(wanted):
-        path, size = Path(directory).expanduser() / name, wanted.files[name][0]
-        offset = min(look.parts.get(name, 0), size)
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                yield part(name, offset, b"")
-                while offset < size:
-                    content = file.read(min(_PART_BYTES, size - offset))
-                    if not content:
-                        raise SparkError(f"expected {size} bytes in {path.name}, found less while copying")
-                    yield part(name, offset, content)
-                    offset += len(content)
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        except OSError as error:
-            raise SparkError(
-                f"expected to read {path} to its end, found: {error.strerror or error}",
-                where="model.source",
-                do="let the directory lie as it is until up has ended",
-            ) from error
 
 
 def at_once(works: Sequence[Callable[[], T]], check: Callable[[], None]) -> list[T]:

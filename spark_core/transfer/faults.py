@@ -13,12 +13,15 @@ AGAIN = "run up again; what has arrived is not sent again"
 CONTROLLER = "the controller"
 
 
-def explain(lane: Sequence[str], outcomes: Mapping[str, Outcome], wanted: Manifest) -> list[SparkError]:
+def explain(
+    lane: Sequence[str], outcomes: Mapping[str, Outcome], wanted: Manifest, origin: str = CONTROLLER
+) -> list[SparkError]:
     """The errors of a lane in which something went wrong; what follows from the fault of a node before is left out.
 
     Args:
         lane: Its nodes, in their order.
         outcomes: How it ended for each of them.
+        origin: Where the first of them gets the files, if it has not got them.
     """
     errors = []
     for before, node in itertools.pairwise(["", *lane]):
@@ -26,7 +29,7 @@ def explain(lane: Sequence[str], outcomes: Mapping[str, Outcome], wanted: Manife
         errors += [_altered(node, fault) for fault in outcome.has("altered")]
         for fault in outcome.has("wrong"):
             if fault.file not in {other.file for other in source.has("wrong")}:
-                errors.append(_wrong(node, before or CONTROLLER, fault))
+                errors.append(_wrong(node, before or origin, fault))
         errors += [_disk(node, fault, wanted) for fault in outcome.has("disk")[:1]]
         if not source.orphaned and not source.has("altered", "disk", "cut", "busy"):
             errors += [_cut(node, before, source.died, fault, wanted) for fault in outcome.has("cut")[:1] if before]

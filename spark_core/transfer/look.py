@@ -13,7 +13,13 @@ from spark_core.transfer.manifest import Manifest
 from spark_core.transport.base import Transport, command, run_checked
 
 HASH_TIMEOUT_S = 3600
-_NODE_MODULES = ("node_folder", "node_links", "node_store", "node_mover")
+_NODE_MODULES = {
+    "node_folder": (),
+    "node_place": ("node_folder",),
+    "node_mover": ("node_folder", "node_links", "node_store"),
+    "node_hub": ("node_folder", "node_links", "node_store", "node_mover"),
+}
+"""Programs that run on a node, and the modules that each needs before it."""
 _BOOT = """
 import sys, types
 for name, text in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -32,12 +38,14 @@ class Place:
         folder: The folder; its neighbours ``<folder>.partial``, ``.incoming`` and ``.lock`` are used while it fills.
         root: Our folder on the node, where hashes are cached.
         address: The node's address on the fabric, or None if it has none.
+        only: Names of the files that count in a folder that is not ours and is never filled; None for one of ours.
     """
 
     transport: Transport
     folder: str
     root: str
     address: str | None = None
+    only: tuple[str, ...] | None = None
 
     @property
     def node(self) -> str:
@@ -82,27 +90,31 @@ class Look:
 
 
 def node_program(last: str) -> tuple[str, ...]:
-    """The words that run a program of ours on a node, with the modules that it needs, from ``node_folder`` up to it."""
+    """The words that run a program of ours on a node, with the modules that it needs."""
     words = ["python3", "-IS", "-X", "utf8", "-c", _BOOT]
-    for name in _NODE_MODULES[: _NODE_MODULES.index(last) + 1]:
+    for name in (*_NODE_MODULES[last], last):
         words += [f"spark_core.transfer.{name}", Path(__file__).with_name(f"{name}.py").read_text()]
     return tuple(words)
 
 
-def contents_of(transport: Transport, folder: str, cache: str, anew: Sequence[str] = ()) -> Manifest | None:
+def contents_of(
+    transport: Transport, folder: str, cache: str, anew: Sequence[str] = (), only: Sequence[str] | None = None
+) -> Manifest | None:
     """What a folder of a node holds; None if there is no such folder. Unchanged files are not read again.
 
     Args:
         anew: Names of files that are read again even so.
+        only: Names of the files that are looked at; all if it is None.
     """
     orders = {"target": folder, "cache": cache, "anew": list(anew), "to_fill": False}
-    answer = _ask(transport, orders)
+    answer = _ask(transport, orders | {"only": None if only is None else list(only)})
     return None if answer["files"] is None else _manifest(transport, answer["files"])
 
 
 def look_at(place: Place) -> Look:
     """What is there of a folder that is to be filled."""
-    answer = _ask(place.transport, {"target": place.folder, "cache": place.cache, "anew": [], "to_fill": True})
+    orders = {"target": place.folder, "cache": place.cache, "anew": [], "to_fill": True}
+    answer = _ask(place.transport, orders | {"only": None if place.only is None else list(place.only)})
     files = answer["files"]
     try:
         return Look(

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,25 +72,24 @@ def _mark(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def contents(root: Path, hashes: Hashes) -> dict[str, Any] | None:
-    """Relative path to [size, SHA-256] of what is in a folder, links resolved; None if there is no such folder."""
+def contents(root: Path, hashes: Hashes, only: list[str] | None = None) -> dict[str, Any] | None:
+    """Relative path to [size, SHA-256] of what is in a folder, links resolved; None if there is no such folder.
 
-    def refuse(error: OSError) -> None:
-        raise error
-
+    Args:
+        only: Names of the files that are looked at, or None for all.
+    """
     if not root.is_dir():
         return None
     found: dict[str, Any] = {}
-    for folder, _, names in os.walk(root, onerror=refuse, followlinks=True):
-        for path in (Path(folder) / name for name in names):
-            name = str(path.relative_to(root))
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                found[name] = [-1, "a link that leads nowhere"]
-                continue
-            regular = stat.S_ISREG(status.st_mode)
-            found[name] = [status.st_size, hashes.recall(path)] if regular else [-1, "not a file"]
+    for path in files_of(root) if only is None else [root / name for name in only if os.path.lexists(root / name)]:
+        name = str(path.relative_to(root))
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            found[name] = [-1, "a link that leads nowhere"]
+            continue
+        regular = stat.S_ISREG(status.st_mode)
+        found[name] = [status.st_size, hashes.recall(path)] if regular else [-1, "not a file"]
     unknown = [name for name, (_, digest) in found.items() if digest is None]
     if unknown:
         from concurrent.futures import ThreadPoolExecutor  # only here: it takes as long as all of the rest
@@ -99,6 +99,16 @@ def contents(root: Path, hashes: Hashes) -> dict[str, Any] | None:
                 found[name][1] = digest
                 hashes.note(root / name, digest)
     return found
+
+
+def files_of(root: Path) -> Iterator[Path]:
+    """Every file below a folder, also behind links to folders."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, _, names in os.walk(root, onerror=refuse, followlinks=True):
+        yield from (Path(folder) / name for name in names)
 
 
 def sizes(root: Path) -> dict[str, int]:
@@ -145,7 +155,7 @@ def look(orders: dict[str, Any]) -> dict[str, Any]:
         if held is None:
             found["staged"] = contents(partial, hashes) or {}
             looked_at.append(partial)
-    found["files"] = contents(target, hashes)
+    found["files"] = contents(target, hashes, orders.get("only"))
     hashes.save(*looked_at)
     return found
 

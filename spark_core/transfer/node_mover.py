@@ -190,7 +190,7 @@ class Mover:
                 if time.time() - other.stat().st_mtime > A_MINUTE_S:  # of a process that was killed
                     other.unlink()
         while True:
-            status = {"port": self.port, "moved": store.moved, "total": store.total, "file": store.latest}
+            status = {"port": self.port, "moved": store.progress(), "total": store.total, "file": store.latest}
             with contextlib.suppress(OSError):  # a full disk
                 beside.write_text(json.dumps(status))
                 beside.replace(self.status)

@@ -56,6 +56,10 @@ class Store:
     def is_whole(self) -> bool:
         return len(self.whole) == len(self.files)
 
+    def progress(self) -> int:
+        """Bytes that this process has brought further, for who asks how far it is."""
+        return self.moved
+
     def path(self, name: str) -> Path:
         """Where a file is now."""
         return (self.root if name in self.whole else self.incoming) / name

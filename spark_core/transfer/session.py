@@ -32,15 +32,18 @@ class Fault:
     Attributes:
         kind: ``wrong`` content arrived; a whole file was ``altered``; ``disk``; the connection was ``cut`` by the node
             before, or ``cut onward`` by the next; it could not ``dial`` the next or ``listen``; the folder is ``busy``.
+            What begins with ``hub:`` was met while downloading.
         file: The file that it happened to.
         found: What was found, in words.
         got: Bytes of the file that are there.
+        wait_s: Seconds that a hub asks to wait.
     """
 
     kind: str
     file: str = ""
     found: str = ""
     got: int = 0
+    wait_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,9 @@ class Session(threading.Thread):
     Args:
         place: The node, and the folder there.
         files: Relative path to (size, SHA-256).
-        source: ``disk`` if the folder is whole and only passed on, ``controller`` if ``feed`` brings it, else the
-            address to ``listen`` at, the ``peer`` that may connect, and the ``token`` that it must show.
+        source: ``disk`` if the folder is whole and only passed on, ``controller`` if ``feed`` brings it, the orders of
+            a download from the ``hub``, else the address to ``listen`` at, the ``peer`` that may connect, and the
+            ``token`` that it must show.
         onward: Whether another node gets it from here.
         feed: Orders and bytes of the files that come from the controller.
     """
@@ -91,7 +95,7 @@ class Session(threading.Thread):
         self,
         place: Place,
         files: Mapping[str, tuple[int, str]],
-        source: str | dict[str, str],
+        source: str | dict[str, Any],
         *,
         onward: bool,
         feed: Iterable[bytes] = (),
@@ -137,7 +141,8 @@ class Session(threading.Thread):
         if self.source != "disk":
             threading.Thread(target=self._watch, daemon=True).start()
         text = 'python3 "$@" || exit $?'  # bash tells a signal as a status; ssh alone would say that it lost the node
-        words = node_program("node_mover")[1:]
+        downloads = isinstance(self.source, dict) and "hub" in self.source
+        words = node_program("node_hub" if downloads else "node_mover")[1:]
         try:
             result = self.place.transport.stream(script(text, *words, timeout_s=_NO_LIMIT_S), self._input())
             self.outcome = self._outcome(result)

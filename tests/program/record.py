@@ -1,6 +1,7 @@
 """Run the program under a mocked engine and print what it registered, as JSON; one process per run.
 
-On standard input: ``{"stack": …, "preview": …, "config": {key: text}, "secrets": {key: text}}``.
+On standard input: ``{"stack": …, "preview": …, "config": {key: text}, "secrets": {key: text},
+"state": {URN: resource}}``.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ COMPUTED: dict[str, dict[str, Any]] = {
 class Mocks(engine_mocks.Mocks):
     """An engine that makes everything it is asked for."""
 
-    def __init__(self, preview: bool) -> None:
+    def __init__(self, preview: bool, state: dict[str, Any]) -> None:
         self.preview = preview
+        self.state = state
 
-    def call(self, args: engine_mocks.MockCallArgs) -> tuple[dict[str, Any], None]:
-        return {}, None
+    def call(self, args: engine_mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        if args.token == "pulumi:pulumi:readStackResourceOutputs":
+            return {"name": args.args["stackName"], "outputs": self.state}, []
+        return {}, []
 
     def new_resource(self, args: engine_mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         if self.preview:
@@ -114,7 +118,7 @@ def main() -> None:
     logger = logging.getLogger("engine")
     logger.setLevel(logging.INFO)
     logger.addHandler(log)
-    mocks = Mocks(asked["preview"])
+    mocks = Mocks(asked["preview"], asked["state"])
     monitor = Monitor(mocks)
     engine_mocks.set_mocks(
         mocks,

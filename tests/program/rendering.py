@@ -89,10 +89,16 @@ def render(
     preview: bool = False,
     secrets: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Rendering:
-    """Run the program under a mocked engine, in a process of its own."""
+    """Run the program under a mocked engine, in a process of its own.
+
+    Args:
+        state: What the stack's state has: URN of each resource to it.
+    """
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
     asked = {"stack": stack, "preview": preview, "config": texts, "secrets": dict(secrets or {})}
+    asked["state"] = dict(state or {})
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
             [sys.executable, "-m", "tests.program.record"],

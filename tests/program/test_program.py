@@ -303,3 +303,49 @@ def test_a_node_outside_the_group_is_looked_after_and_runs_no_rank() -> None:
     assert "FabricLink fabric-spark-c" in found.by_name
     assert len(found.of_type("Container")) == 2
     assert found.by_name["ImageCopy image-copy"]["inputs"]["nodes"] == ["spark-a", "spark-b"]
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OF_THE_HUB = {"groups.main.model.source": f"hf://Qwen/Qwen3.5-122B-A10B-FP8@{COMMIT}"}
+
+
+def test_a_pinned_model_of_the_hub_lies_in_a_folder_of_its_commit() -> None:
+    found = spark(OF_THE_HUB)
+    assert found.error == ""
+    copy = found.by_name["WeightsCopy main-weights-copy"]["inputs"]
+    assert copy["folders"]["spark-a"] == f"/home/aurora/.spark-vllm/weights/{COMMIT}"
+    assert copy["commit"] == COMMIT
+    assert set(copy["revisions"].values()) == {"as verified"}
+    mounts = found.by_name["Container main-spark-b"]["inputs"]["mounts"]
+    assert copy["folders"]["spark-b"] in [mount["source"] for mount in mounts]
+    # Nobody was asked, so nothing is there to be recorded; the copy asks.
+    assert found.of_type("HubRevision") == []
+
+
+def test_a_floating_model_of_the_hub_needs_somebody_to_be_asked() -> None:
+    found = spark({"groups.main.model.source": "hf://Qwen/Qwen3.5-122B-A10B-FP8"})
+    assert "groups.main.model.source: found 'main' behind the @, expected a commit" in found.error
+    assert found.of_type("WeightsCopy") == []
+
+
+def test_what_the_state_remembers_is_planned_again_and_kept() -> None:
+    files = {"config.json": f"9:{'a' * 40}", "model.safetensors": f"99:{'b' * 64}"}
+    outputs = {"group": "main", "source": "hf://org/model", "commit": COMMIT, "files": files}
+    state = {"urn:x": {"type": "pulumi-python:dynamic/spark:HubRevision", "outputs": outputs}, "urn:y": {"type": "z"}}
+    found = spark({"groups.main.model.source": "hf://org/model"}, state=state)
+    assert found.error == ""
+    [record] = found.of_type("HubRevision")
+    assert record["inputs"]["commit"] == COMMIT
+    assert record["inputs"]["files"] == files
+    copy = found.by_name["WeightsCopy main-weights-copy"]
+    assert copy["inputs"]["listing"] == files
+    assert "main-weights-revision" in copy["dependencies"]
+    moved = spark({"groups.main.model.source": "hf://org/model@v2"}, state=state)
+    assert "found 'v2' behind the @" in moved.error
+
+
+def test_the_hub_s_token_reaches_no_resource() -> None:
+    found = spark(OF_THE_HUB, secrets={"hf_token": MARKER})
+    assert found.error == ""
+    assert MARKER not in json.dumps(found.registered)
+    assert MARKER not in json.dumps([found.log, found.outputs])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark_core.errors import ObservationError
-from spark_core.fit import GIB, cache_bytes, memory_findings, parallel_findings, plan_memory
+from spark_core.fit import GIB, cache_bytes, load_findings, memory_findings, parallel_findings, plan_memory
 from spark_core.model_facts import ModelFacts, parse_config, weights_bytes
 from spark_core.model_look import ModelLook, look_locally, model_findings, model_fragment, parse_model
 from spark_core.settings import Settings, read_settings
@@ -189,3 +189,30 @@ def test_metadata_is_read_where_the_model_lies(tmp_path: Path) -> None:
     read = parse_model(parse_sections(done.stdout))
     assert (read.config, list(read.shards.values())) == ('{"a": 1}', [5])
     assert parse_model({}) == ModelLook("", {})
+
+
+@pytest.mark.parametrize(
+    ("load_format", "weights", "shard", "codes"),
+    [
+        (None, 230, 100, []),  # mapped files take nothing
+        ("safetensors", 230, 100, []),
+        ("pt", 200, 9, []),
+        ("pt", 200, 20, ["memory-load"]),
+        ("fastsafetensors", 200, 7, []),
+        ("fastsafetensors", 200, 9, ["memory-load"]),
+    ],
+)
+def test_what_a_load_format_holds_while_it_loads_is_part_of_the_fit(
+    load_format: str | None, weights: int, shard: int, codes: list[str]
+) -> None:
+    settings = settings_of(load_format=load_format)
+    found = load_findings(settings, "main", weights * GIB, shard * GIB, {"spark-a": SPARK})
+    assert [finding.code for finding in found] == codes
+
+
+def test_the_load_format_counts_in_the_preflight_of_a_model() -> None:
+    settings = settings_of(load_format="fastsafetensors")
+    config = (FACTS / "qwen3.5-122b-a10b-fp8.facts.json").read_text()
+    look = ModelLook(config, {f"{number}.safetensors": 60 * GIB for number in range(2)})
+    codes = [finding.code for finding in model_findings(settings, {"main": look}, {"spark-a": SPARK})]
+    assert "memory-load" in codes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -369,3 +370,32 @@ def test_other_spellings_of_a_setting_are_refused_in_extra_args(flag: str) -> No
 
 def test_a_plan_can_be_written_as_json() -> None:
     assert json.loads(json.dumps(vars(plan().containers[0]), default=vars))["name"] == "spark-vllm-dev-main-rank0"
+
+
+def test_a_hub_cache_is_mounted_file_by_file_with_its_links_resolved() -> None:
+    target = model_target(settings_with().groups["main"])
+    files = replace(FILES, in_place={"spark-b": {"config.json": "/hf/store/1", "sub/tokenizer.json": "/hf/store/2"}})
+    [head, worker] = plan(files=files).containers
+    assert [(m.source, m.target) for m in head.mounts if m.target.startswith(target)] == [("/models/qwen", target)]
+    assert [(m.source, m.target, m.read_only) for m in worker.mounts if m.target.startswith(target)] == [
+        ("/hf/store/1", f"{target}/config.json", True),
+        ("/hf/store/2", f"{target}/sub/tokenizer.json", True),
+    ]
+    assert plan(files=files).deployment != plan().deployment
+
+
+def test_compile_caches_lie_in_a_folder_of_their_own_for_each_image_and_model() -> None:
+    def folder(**changes: Any) -> str:
+        [head, worker] = plan(**changes).containers
+        environment = dict(value.split("=", 1) for value in head.environment)
+        assert environment["TRITON_CACHE_DIR"] == f"{environment['VLLM_CACHE_ROOT']}/triton"
+        assert environment["TORCHINDUCTOR_CACHE_DIR"].startswith(environment["VLLM_CACHE_ROOT"])
+        assert environment["FLASHINFER_WORKSPACE_BASE"].startswith(environment["VLLM_CACHE_ROOT"])
+        assert f"VLLM_CACHE_ROOT={environment['VLLM_CACHE_ROOT']}" in worker.environment
+        return environment["VLLM_CACHE_ROOT"]
+
+    other = replace(FILES, weights=dict.fromkeys(FILES.weights, "/models/another"))
+    moved = replace(FILES, weights={**FILES.weights, "spark-b": "/home/u/.cache/hub/snapshots/qwen"})
+    assert folder().startswith("/var/cache/spark-vllm/")
+    assert folder(files=other) != folder()
+    assert folder(files=moved) == folder()

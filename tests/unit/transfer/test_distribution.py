@@ -269,10 +269,10 @@ def test_space_is_asked_for_before_the_first_byte_and_for_what_is_missing_only(s
     place = Place(site["a"], "/w", "/r")
     there = Look(None, Manifest({"b": (10 * 10**9, "y")}), {"a": 40 * 10**9}, 0, 60 * 10**9, None)
     with pytest.raises(SparkError) as failed:
-        distribution._require_space([place], {"spark-a": there}, wanted)
+        distribution.require_space([place], {"spark-a": there}, wanted)
     assert failed.value.line == ("spark-a (node_root): expected 60.0 GB of free space for the weights, found 60.0 GB")
     enough = Look(None, there.staged, there.parts, 0, 62 * 10**9, None)
-    distribution._require_space([place], {"spark-a": enough}, wanted)
+    distribution.require_space([place], {"spark-a": enough}, wanted)
 
 
 def test_a_directory_that_changes_meanwhile_is_never_published(site: Site) -> None:
