@@ -49,7 +49,13 @@ members = [nodes[name] for name in group.nodes]
 fabric = RoceFabric("fabric", RoceFabricArgs(settings=settings, stack=stack.name, nodes=list(nodes.values())))
 image = ServingImage(
     "image",
-    ServingImageArgs(settings=settings, stack=stack.name, known_id=stack.sources.image_id, nodes=members),
+    ServingImageArgs(
+        settings=settings,
+        stack=stack.name,
+        known_id=stack.sources.image_id,
+        source=stack.sources.image_source,
+        nodes=members,
+    ),
 )
 proof = prove_fabric(
     f"{group_name}-fabric-proof",

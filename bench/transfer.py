@@ -85,9 +85,9 @@ print(json.dumps({
 class Lab:
     """The hosts of this measurement."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: int = len(HOSTS)) -> None:
         self.lab("down")
-        self.lab("up", "--hosts-only", "--hosts", str(len(HOSTS)))
+        self.lab("up", "--hosts-only", "--hosts", str(hosts))
         self.folder = Path(json.loads(self.lab("status", "--json"))["folder"])
         self._password = (self.folder / "sudo_password").read_text()
 

@@ -21,7 +21,9 @@ class ServingImageArgs:
     stack: str
     """Name of the stack."""
     known_id: str
-    """The id that the image will have; empty if only the registry knows it."""
+    """The id that the image will have; empty if only a registry or a build will tell it."""
+    source: str
+    """Where it comes from; another text brings the image anew."""
     nodes: Sequence[SparkNode]
     """The nodes that must have it."""
 
@@ -32,24 +34,30 @@ class ServingImage(pulumi.ComponentResource):
     known_id: str
     """The id if it is known before the image is on any node, else empty."""
     image_id: pulumi.Output[str]
-    """Local image id. Known in preview for an archive and a local id; for a registry name, once it has been pulled."""
+    """Local image id. Known in preview for an archive and a local id; for others once one node has the image."""
 
     def __init__(self, name: str, args: ServingImageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("spark:image:ServingImage", name, None, opts)
         image = args.settings.image
-        if image.registry is not None and "@sha256:" not in image.registry:
+        if image.is_floating:
             pulumi.log.warn(
-                f"image.registry: {image.registry} is a floating tag; nodes that pull it on different days may get "
-                "different images; pin it as name@sha256:…",
+                f"image.registry: {image.registry} is a floating tag: it stays what it was at the first up, and may be "
+                "another image where that is lost; pin it as name@sha256:…",
                 resource=self,
             )
         known = args.known_id
         self.copy = ImageCopy(
             f"{name}-copy",
             stack=args.stack,
-            source=image.registry or image.archive or str(image.local_id),
+            source=args.source,
             image_id=known,
             nodes=[node.args.node.name for node in args.nodes],
+            roots={node.args.node.name: node.folder.root for node in args.nodes},
+            addresses={
+                node.args.node.name: node.args.node.fabric_address
+                for node in args.nodes
+                if node.args.node.fabric_address is not None
+            },
             opts=pulumi.ResourceOptions(parent=self, depends_on=[node.host for node in args.nodes]),
         )
         self.known_id = known

@@ -68,7 +68,7 @@ RULES = """## Rules across settings
 - `control_address` and `control_netdev` of a node go together. `fabric.take_over` does not name `fabric.netplan_file`.
 - Exactly one group is supported so far. Its nodes are nodes of `nodes`, each once.
 - `tensor_parallel_size` times `pipeline_parallel_size` is the number of nodes of the group (one GPU each).
-- `image` has exactly one of `registry`, `archive` and `local_id`.
+- `image` has exactly one of `registry`, `build`, `archive` and `local_id`. A build's files are in the project folder.
 - `port`, `ray_port` and `status_port` of a group differ. No two mounts or patches have the same target.
 - `enable_auto_tool_choice` needs `tool_call_parser`.
 """
@@ -137,7 +137,8 @@ def _walk(model: Mapping[str, Any], defs: Mapping[str, Any], prefix: str) -> Ite
 
 def _nested(field: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     """(what follows the key, the model) if a key holds models."""
-    for suffix, holder in (("", field), ("[]", field.get("items", {})), (".<name>", _values(field)[1])):
+    options = [("", option) for option in field.get("anyOf", [field])]
+    for suffix, holder in (*options, ("[]", field.get("items", {})), (".<name>", _values(field)[1])):
         if "$ref" in holder:
             return suffix, defs[str(holder["$ref"]).rpartition("/")[2]]
     return None

@@ -1,4 +1,4 @@
-"""``FabricLink``, ``ImageCopy`` and ``WeightsCopy`` over gRPC."""
+"""``FabricLink`` and ``WeightsCopy`` over gRPC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 
-from providers.image_copy import ImageCopyProvider
 from providers.node_journal import NodeJournalProvider
 from providers.weights_copy import WeightsCopyProvider
 from spark_core.fabric.netplan import render_netplan
@@ -28,9 +27,6 @@ JournalProps = Callable[..., dict[str, Any]]
 FABRIC = {"spark-a": "127.0.0.21", "spark-b": "127.0.0.22"}
 """Addresses on which the fake nodes really reach each other."""
 ADDRESSES = {"enp1s0f1np1": "192.168.200.12/24", "enP2p1s0f1np1": "192.168.201.12/24"}
-ID = "sha256:" + "a" * 64
-IMAGE = {"image_id": ID, "architecture": "arm64", "layers": ["sha256:1"]}
-REGISTRY = "registry.example/vllm@sha256:" + "0123456789abcdef" * 4
 
 
 def fabric_props(deployment: Deployment, *, mtu: int = 9000, managed: bool = True, **addresses: str) -> dict[str, Any]:
@@ -221,54 +217,6 @@ def test_a_node_that_is_given_up_is_not_contacted(deployment: Deployment, fabric
     fabric.delete()
 
 
-def image_props(**changes: Any) -> dict[str, Any]:
-    return {"stack": "dev", "source": REGISTRY, "image_id": "", "nodes": ["spark-a", "spark-b"], **changes}
-
-
-def test_the_life_of_an_image(deployment: Deployment) -> None:
-    for host in deployment.ssh.hosts.values():
-        host.change(registry={REGISTRY: IMAGE})
-    image = deployment.manage(ImageCopyProvider)
-    image.create(image_props())
-    assert image.outputs["found_id"] == ID
-    assert image.refresh()
-    assert image.up(image_props()) == "same"
-    deployment.host("spark-b").change(images={})
-    assert image.refresh()
-    assert image.outputs["nodes"] == ["spark-a"]
-    assert image.up(image_props()) == "update"
-    assert REGISTRY in deployment.host("spark-b").read()["images"]
-    image.delete()
-    assert REGISTRY in deployment.host("spark-a").read()["images"]
-
-
-def test_two_nodes_that_got_different_images_are_refused(deployment: Deployment) -> None:
-    deployment.host("spark-a").change(registry={REGISTRY: IMAGE})
-    deployment.host("spark-b").change(registry={REGISTRY: {**IMAGE, "layers": ["sha256:2"]}})
-    with pytest.raises(ProviderError) as failed:
-        deployment.manage(ImageCopyProvider).create(image_props())
-    assert "spark-vllm: spark-b (image): expected the image of spark-a" in str(failed.value)
-
-
-def test_a_daemon_that_does_not_answer_is_no_missing_image(deployment: Deployment) -> None:
-    for host in deployment.ssh.hosts.values():
-        host.change(images={REGISTRY: IMAGE})
-    image = deployment.manage(ImageCopyProvider)
-    image.create(image_props())
-    deployment.host("spark-b").change(docker_error="Cannot connect to the Docker daemon")
-    with pytest.raises(ProviderError) as failed:
-        image.refresh()
-    assert "spark-b (docker): expected an answer about image" in str(failed.value)
-    assert image.outputs["nodes"] == ["spark-a", "spark-b"]
-
-
-def test_the_errors_of_both_nodes_are_told(deployment: Deployment) -> None:
-    with pytest.raises(ProviderError) as failed:
-        deployment.manage(ImageCopyProvider).create(image_props())
-    assert "spark-a (image.registry)" in str(failed.value)
-    assert "spark-b (image.registry)" in str(failed.value)
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
@@ -378,11 +326,10 @@ def test_caches_are_left_but_not_forgotten_while_a_node_does_not_answer(deployme
     assert "spark-b, connect (TCP)" in str(failed.value)
 
 
-@pytest.mark.parametrize("provider", [FabricLinkProvider, ImageCopyProvider, WeightsCopyProvider])
+@pytest.mark.parametrize("provider", [FabricLinkProvider, WeightsCopyProvider])
 def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(provider: Any, deployment: Deployment) -> None:
     known = {
         FabricLinkProvider: fabric_props(deployment),
-        ImageCopyProvider: image_props(),
         WeightsCopyProvider: weights_props(deployment, "node:/x", {"spark-a": "/x"}, "as verified"),
     }[provider]
     resource = deployment.manage(provider)

@@ -86,7 +86,7 @@ PLACES = [
     *[("groups.main.serving.", name) for name in ServingSettings.model_fields],
     *[("nodes[1].", name) for name in ("name", "management_address", "user", "ssh_port", "host_key", "fabric")],
     *[("nodes[0].fabric[1].", name) for name in ("netdev", "address")],
-    *[("image.", name) for name in ("registry", "archive", "local_id", "python")],
+    *[("image.", name) for name in ("registry", "build", "archive", "local_id", "python")],
     *[("groups.main.", name) for name in ("nodes", "model", "serving")],
     *[("groups.main.model.", name) for name in ("source", "served_name")],
 ]
