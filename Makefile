@@ -69,7 +69,7 @@ test-toolchain: bootstrap sshd ## bootstrap, launcher, plugins; needs an sshd
 
 test-engine: bootstrap ## plans by the real engine, without any node
 	$(STEP) 'engine tests (real engine, no node)'
-	@$(IN_ENV) $(PYTEST) tests/engine
+	@$(IN_ENV) $(PYTEST) -m 'not campaign' tests/engine
 
 # The tests make their own labs and stacks; a home of their own keeps them away from a stack in use.
 test-lab: LABS = lab and not campaign
@@ -78,7 +78,9 @@ test-lab: bootstrap ## end to end on emulated hosts; minutes, root
 	@$(RUN_LABS)
 
 test-campaign: LABS = lab and campaign
-test-campaign: bootstrap ## long lab tests: healing, lost nodes; not part of `make test`
+test-campaign: bootstrap ## long tests: killed runs, healing, lost nodes; not part of `make test`
+	$(STEP) 'killed runs (real engine, no node; many minutes)'
+	@$(IN_ENV) $(PYTEST) -m campaign tests/engine
 	$(STEP) 'long lab tests (emulated hosts; many minutes)'
 	@$(RUN_LABS)
 
