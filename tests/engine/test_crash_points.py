@@ -64,7 +64,7 @@ def test_the_next_run_converges_after_a_kill_at_each_of_many_random_points(parke
         victim = VICTIMS[point % len(VICTIMS)]
         command = "up" if point % 2 == 0 else "destroy"
         if command == "up":
-            parked.configure(max_model_len=1000 + point, max_num_seqs=1 + point)
+            parked.configure(max_model_len=1000 + point, max_num_seqs=100 + point)
         killed += kill(parked, command, victim, chance.uniform(0.0, 5.0))
         again = parked.report(command, "--yes", "--clear-stale-lock", "--wait-lock", "60s")
         assert again["exit_code"] == Exit.DONE, (point, victim, command, again)
