@@ -62,10 +62,10 @@ def parse_login(answer: Answer) -> Login | Unread:
     return Login(found.group(2) or found.group(1), int(found.group(1)), groups)
 
 
-def parse_sudo(answer: Answer) -> Fact[Literal["free", "asks"]]:
+def parse_sudo(answer: Answer) -> Fact[Literal["free", "asks", "tty"]]:
     """Whether ``sudo -kn -l`` works, as it does where any rule of the user needs no password; None without sudo.
 
-    A wanted password and a refusal look alike.
+    A wanted password and a refusal look alike, but for that of sudo which wants a terminal (``requiretty``).
     """
     if answer.absent:
         return None
@@ -73,7 +73,7 @@ def parse_sudo(answer: Answer) -> Fact[Literal["free", "asks"]]:
         return "free"
     if answer.status is None or answer.status < 0 or answer.timed_out:
         return answer.unread("whether sudo asks for a password", "sudo")
-    return "asks"
+    return "tty" if "must have a tty" in answer.text else "asks"
 
 
 def parse_remove_ipc(bus: Answer, files: Answer) -> Fact[bool]:

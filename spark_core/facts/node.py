@@ -69,7 +69,8 @@ class NodeFacts:
         containers: All containers; None if Docker cannot be used.
         listeners: Who listens on the ports that were asked for.
         login: The deploy user.
-        sudo: ``free`` if any command needs no password, or ``asks`` for one or refuses; None without sudo.
+        sudo: ``free`` if any command needs no password, ``asks`` for one or refuses, or wants a ``tty``; None without
+            sudo.
         remove_ipc: Whether logind removes a user's shared memory at its last logout.
         own_addresses: What the node's own name resolves to.
         locked_memory: What the Docker daemon can give containers.
@@ -97,7 +98,7 @@ class NodeFacts:
     containers: Fact[tuple[Container, ...]]
     listeners: Fact[tuple[Listener, ...]]
     login: Login | Unread
-    sudo: Fact[Literal["free", "asks"]]
+    sudo: Fact[Literal["free", "asks", "tty"]]
     remove_ipc: Fact[bool]
     own_addresses: Fact[tuple[str, ...]]
     locked_memory: Fact[LockedMemory]

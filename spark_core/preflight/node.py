@@ -107,8 +107,8 @@ def _host(settings: Settings, stack: str, node: NodeSettings, facts: NodeFacts) 
 
 
 def _sudo(settings: Settings, stack: str, node: NodeSettings, facts: NodeFacts, password: bool) -> list[Finding]:
-    login, there = known(facts.login), facts.sudo is not None
-    can = facts.sudo == "free" or isinstance(facts.sudo, Unread) or (there and password)
+    login = known(facts.login)
+    can = facts.sudo == "free" or isinstance(facts.sudo, Unread) or (facts.sudo == "asks" and password)
     if can or login is None or login.uid == 0:
         return []
     needs = root_commands(settings, stack, node)
@@ -119,8 +119,12 @@ def _sudo(settings: Settings, stack: str, node: NodeSettings, facts: NodeFacts, 
             "sudo-refused",
             f"{node.name} (sudo_password)",
             f"expected root for {len(needs)} commands of the settings, found "
-            + ("that sudo asks for a password" if there else "no sudo"),
-            "set the secret sudo_password (or sudo_password_file), or allow the commands in sudoers "
+            + {"asks": "that sudo asks for a password", "tty": "that sudo wants a terminal (requiretty)"}.get(
+                str(facts.sudo), "no sudo"
+            ),
+            f"`Defaults:{node.user} !requiretty` in its sudoers lets the deploy user do without"
+            if facts.sudo == "tty"
+            else "set the secret sudo_password (or sudo_password_file), or allow the commands in sudoers "
             "(`python -m automation sudoers` prints the lines)",
         )
     ]

@@ -115,6 +115,8 @@ class Sudo:
         return result
 
     def _error(self, cmd: Command, found: str, do: str = "") -> UnreachableError:
+        if "must have a tty" in found:
+            do = "`Defaults !requiretty` in the node's sudoers lets sudo do without a terminal; or"
         return UnreachableError(
             f"{cmd.told} as root, found: {found}",
             node=self._node,

@@ -602,11 +602,12 @@ def test_reaching_a_node_is_reaching_its_docker(said: str, what: str | None) -> 
     [
         ("asks", False, True, "that sudo asks for a password"),
         (None, True, True, "no sudo"),
+        ("tty", True, True, "that sudo wants a terminal (requiretty)"),
         ("asks", True, True, None),
         ("free", False, True, None),
         ("asks", False, False, None),
     ],
-    ids=["asks", "no sudo", "a password", "free", "root is not needed"],
+    ids=["asks", "no sudo", "a terminal", "a password", "free", "root is not needed"],
 )
 def test_root_that_cannot_be_had_is_told_where_settings_need_it(
     sudo: Any, password: bool, managed: bool, told_at: str | None

@@ -255,6 +255,7 @@ def test_the_login_with_and_without_names() -> None:
 
 def test_sudo_is_free_or_asks() -> None:
     assert [parse_sudo(Answer(status=status)) for status in (0, 1)] == ["free", "asks"]
+    assert parse_sudo(Answer("sudo: sorry, you must have a tty to run sudo\n", 1)) == "tty"
     assert isinstance(parse_sudo(Answer(status=124)), Unread)
 
 
