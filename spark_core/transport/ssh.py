@@ -37,6 +37,9 @@ BEGIN = "spark-vllm-begins"
 """The first word of every answer. What the login shell prints before it, from a ~/.bashrc, is no part of it: taken for
 one, it would be a part of a file's old content, and it breaks the copying of files and Docker's own ssh."""
 
+_BEGIN = command("sh", "-c", 'echo "$0"; exec "$@"', BEGIN).remote_line()
+_CSH = 90
+
 _NO_ROOM = ("session request failed", "open failed")
 _BROKE_OFF = re.compile(
     r"^(mux_client|client_loop|packet_write|Timeout, server|Write failed|Connection to \S+ closed by remote)", re.M
@@ -44,6 +47,15 @@ _BROKE_OFF = re.compile(
 
 _PIPE_BYTES = 65536
 """What a pipe takes in before anybody reads from it (Linux; less elsewhere)."""
+
+
+def begun(line: str) -> str:
+    """A line for a login shell, whose answer begins with :data:`BEGIN`.
+
+    A csh would take the lines of a script for commands of its own. It alone has a variable ``shell``, and makes way at
+    once; after ``exit`` it would go on (tcsh 6.24).
+    """
+    return f'test -z "$shell" || exec sh -c "exit {_CSH}"\n{_BEGIN} {line}'
 
 
 class SshTransport:
@@ -220,8 +232,7 @@ class SshTransport:
         connection = self._connection
         shared = ["-o", "ControlMaster=no", "-o", f"ControlPath={ssh_path(connection.control_path)}"]
         options = [*log.options(), "-o", "LogLevel=INFO", *connection.own_options(), *shared]
-        begin = command("sh", "-c", 'echo "$0"; exec "$@"', BEGIN).remote_line()
-        return ["ssh", *options, "-T", *connection.target(), "--", f"{begin} {line}"]
+        return ["ssh", *options, "-T", *connection.target(), "--", begun(line)]
 
     def _session(self, line: str, stdin: bytes, timeout_s: float, told: str) -> Result:
         backoff = Backoff()
@@ -314,6 +325,9 @@ class SshTransport:
                 "print it in interactive shells only (in ~/.bashrc, after the line `case $- in *i*) ;; *) return;; "
                 "esac`): it also breaks the copying of files and Docker's own ssh"
             )
+        elif result.status == _CSH:
+            what = f"expected a login shell of {user} that takes POSIX quotes (sh, bash, zsh, fish), found a csh"
+            do = f"`sudo chsh -s /bin/bash {user}` on the node"
         else:
             what = (
                 f"expected the login shell of {user} to run a command, found that it ended with {result.status}: {said}"

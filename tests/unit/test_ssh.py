@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
 import threading
 import time
 import traceback
@@ -19,7 +21,7 @@ from spark_core.errors import CommandError, UnreachableError
 from spark_core.transport.base import Command, command, run_checked, script
 from spark_core.transport.connection import Connection, ConnectionSpec, ssh_path
 from spark_core.transport.keys import fingerprint
-from spark_core.transport.ssh import SshTransport
+from spark_core.transport.ssh import SshTransport, begun
 from tests.fake_ssh import FakeSsh
 
 MARKER = "marker-a1b2c3d4"
@@ -530,6 +532,28 @@ def test_a_command_that_the_login_shell_never_ran_has_not_succeeded(ssh: FakeSsh
 def test_an_empty_line_of_a_login_shell_is_told_too(ssh: FakeSsh) -> None:
     ssh.start_shell_with("spark-a", "echo; echo told aside >&2")
     assert failure(transport(ssh)).what.endswith("found: an empty line")
+
+
+@pytest.mark.parametrize("shell", [shell for shell in ("sh", "bash", "zsh", "fish", "tcsh") if shutil.which(shell)])
+def test_a_login_shell_runs_a_script_wholly_or_not_at_all(shell: str, tmp_path: Path) -> None:
+    text = 'for f in "$@"; do\n  touch "$f"\ndone\ntouch /dev/null\necho "it\'s \\\\ done"'
+    line = begun(script(text, f"{tmp_path}/a b", f"{tmp_path}/c").remote_line())
+    done = subprocess.run([shell, "-c", line], capture_output=True, text=True, timeout=20, check=False)
+    made = sorted(path.name for path in tmp_path.iterdir())
+    if shell == "tcsh":
+        assert (done.returncode, done.stdout, made) == (90, "", [])
+    else:
+        assert (done.returncode, made) == (0, ["a b", "c"])
+        assert done.stdout == "spark-vllm-begins\nit's \\ done\n"
+
+
+def test_a_csh_is_told_as_such(ssh: FakeSsh) -> None:
+    ssh.start_shell_with("spark-a", "shell=/bin/tcsh")
+    error = failure(transport(ssh))
+    assert error.line == (
+        "spark-a, login shell: expected a login shell of aurora that takes POSIX quotes (sh, bash, zsh, fish), "
+        "found a csh"
+    )
 
 
 def test_what_a_login_shell_writes_to_standard_error_is_let_pass(ssh: FakeSsh) -> None:
