@@ -13,6 +13,7 @@ import pytest
 
 from automation.exit_codes import Exit
 from tests.lab.deployment import FABRIC, Deployment
+from tests.lab.healthy import TWIN
 from tests.lab.operating import ROOT, run
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
@@ -36,8 +37,8 @@ def seeds(served: Deployment) -> dict[str, tuple[str, str, bool]]:
         "supervisor's file altered": ("spark-b", f"f=$(ls {files}/*/runtime.pyz); chmod u+w $f; echo x >> $f", False),
         "supervisor's file removed": ("spark-a", f"rm -f {files}/*/runtime.pyz", False),
         "MTU of a fabric interface": ("spark-b", f"ip link set {FABRIC} mtu 8000", True),
-        "address of a fabric interface": ("spark-a", f"ip address add 192.168.200.99/24 dev {FABRIC}", True),
-        "netplan file": ("spark-b", "echo '# by hand' >> $(grep -l spark-vllm /etc/netplan/*.yaml | head -1)", True),
+        "address of a fabric twin": ("spark-a", f"ip address del 192.168.201.12/24 dev {TWIN}", True),
+        "netplan file": ("spark-b", "echo '# by hand' >> /etc/netplan/60-spark-vllm.yaml", True),
         "weights": ("spark-b", f"f=$(ls {ROOT}/weights/*/config.json); chmod u+w $f; echo ' ' >> $f", False),
         "key file": ("spark-a", f"echo other > {ROOT}/stacks/dev/secrets/main/api_key", False),
         "container stopped": ("spark-b", "docker stop -t 1 spark-vllm-dev-main-rank1", False),
