@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automation.engine import pulumi, pulumi_json
+from automation.reports import AdoptReport
 from automation.stack_file import add_stack_argument, open_stack_file
 from providers.connections import Run
 from spark_core.errors import CommandError, SparkError
@@ -39,6 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "from the program's own plan. Nothing on a node is changed, nothing restarts. Run `pulumi up` afterwards.",
     )
     add_stack_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/schemas/)")
     parser.set_defaults(run=run)
 
 
@@ -51,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
     ids: dict[str, str] = {}
     for planned in planned_containers(plan):
         found = running_id(nodes.transport(planned.node), planned, file.stack.rsplit("/", 1)[-1])
-        print(f"{planned.node}: {planned.name}: " + (f"container {found[:12]}" if found else "none; up makes it"))
+        told = f"container {found[:12]}" if found else "none; up makes it"
+        print(f"{planned.node}: {planned.name}: {told}", file=sys.stderr if options.json else sys.stdout)
         if found is not None:
             ids[planned.urn] = found
     if not ids:
@@ -64,6 +68,11 @@ def run(options: argparse.Namespace) -> int:
         json.dump(with_containers(plan, state, ids), written)
         written.flush()
         pulumi("stack", "import", "-s", options.stack, "--file", written.name)
+    if options.json:
+        names = {planned.urn: planned.name for planned in planned_containers(plan)}
+        adopted = {names[urn]: found for urn, found in ids.items()}
+        print(AdoptReport(stack=options.stack, adopted=adopted).model_dump_json(indent=2))
+        return 0
     print(
         f"{len(ids)} containers are in the state of {options.stack} now; `pulumi up` does the rest, without a restart"
     )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from automation.reports import PinHostsReport
 from automation.stack_file import StackFile, add_stack_argument, open_stack_file
 from spark_core.errors import SparkError, UnreachableError
 from spark_core.settings import NodeSettings, Settings
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         file.write(file.with_host_keys(wanted))
     written = list(wanted) if agreed else []
     if options.json:
-        print(json.dumps(_report(file, shown, written), indent=2))
+        print(PinHostsReport.model_validate(_report(file, shown, written)).model_dump_json(indent=2))
     elif agreed:
         print(f"pinned {', '.join(written)} in {file.path}")
     if any(one.state == "different" and one.node.name not in written for one in shown):

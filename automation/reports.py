@@ -206,6 +206,42 @@ class StacksReport(Report):
     stacks: list[StackEntry]
 
 
+class PinnedNode(Document):
+    """The host key that a node shows, beside its pin."""
+
+    name: str
+    address: str
+    state: Literal["pinned", "unpinned", "different", "silent"]
+    type: str | None
+    fingerprint: str | None
+    host_key: str | None
+    remark: str
+
+
+class PinHostsReport(Document):
+    """The host keys of a stack's nodes."""
+
+    stack: str
+    file: str
+    nodes: list[PinnedNode]
+    written: list[str] = Field(description="names of the nodes whose pins were written")
+
+
+class SudoersReport(Document):
+    """What a node's sudoers need."""
+
+    stack: str
+    node: str
+    text: str = Field(description="a drop-in for /etc/sudoers.d")
+
+
+class AdoptReport(Document):
+    """The containers that were written into a state."""
+
+    stack: str
+    adopted: dict[str, str] = Field(description="name of each container to Docker's id of it")
+
+
 def error_text(error: SparkError) -> ErrorText:
     """An error as a report has it."""
     return ErrorText(what=error.what, where=error.where, do=error.do, evidence=list(error.evidence))

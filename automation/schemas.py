@@ -9,17 +9,28 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from automation.reports import (
+    AdoptReport,
     DoctorReport,
+    Document,
     FailureReport,
     HistoryReport,
     LifecycleReport,
     LogsReport,
+    PinHostsReport,
     RenderReport,
     Report,
     RunReport,
     StacksReport,
     StatusReport,
+    SudoersReport,
 )
+
+OLDER: Mapping[str, type[Document]] = {
+    "pin-hosts": PinHostsReport,
+    "sudoers": SudoersReport,
+    "adopt": AdoptReport,
+}
+"""Of commands with exit statuses of their own; where they fail, they print no document."""
 
 REPORTS: Mapping[str, type[Report]] = {
     "preview": RunReport,
@@ -42,7 +53,7 @@ REPORTS: Mapping[str, type[Report]] = {
 
 def schema_of(command: str) -> dict[str, Any]:
     """The schema of a command's output: its report, or why there is none."""
-    either: Any = REPORTS[command] | FailureReport
+    either: Any = OLDER[command] if command in OLDER else REPORTS[command] | FailureReport
     schema = TypeAdapter(either).json_schema(mode="serialization")
     title = f"`python -m automation {command} --json`"
     return {"$schema": GenerateJsonSchema.schema_dialect, "title": title, **schema}

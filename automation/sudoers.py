@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from automation.reports import SudoersReport
 from automation.stack_file import add_stack_argument, open_stack_file
 from spark_core.errors import SparkError
 from spark_core.privilege import sudoers_text
@@ -18,6 +19,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_stack_argument(parser)
     parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument("--json", action="store_true", help="print it as JSON (docs/schemas/)")
     parser.set_defaults(run=run)
 
 
@@ -28,5 +30,9 @@ def run(options: argparse.Namespace) -> int:
     known = {node.name: node for node in settings.nodes}
     if options.node not in known:
         raise SparkError(f"expected one of {', '.join(known)}, found {options.node!r}", where=f"{file.path} (nodes)")
-    print(sudoers_text(settings, file.stack, known[options.node]), end="")
+    text = sudoers_text(settings, file.stack, known[options.node])
+    if options.json:
+        print(SudoersReport(stack=file.stack, node=options.node, text=text).model_dump_json(indent=2))
+    else:
+        print(text, end="")
     return 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import jsonschema
 import pytest
 
 from automation.__main__ import build_parser, main
 from automation.exit_codes import MEANINGS, CommandEnd, Exit
 from automation.reports import failure
-from automation.schemas import REPORTS, schema_of
+from automation.schemas import OLDER, REPORTS, schema_of
 from docs import generate_automation_reference as reference
 
 
@@ -37,3 +39,17 @@ def test_a_wrong_command_line_is_not_taken_for_drift(capsys: pytest.CaptureFixtu
         main(["drift", "--no-such-option"])
     assert ended.value.code == Exit.USAGE
     assert "error: unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", sorted(OLDER))
+def test_commands_with_statuses_of_their_own_have_a_schema_too(command: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema_of(command))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({}, schema_of(command))
+
+
+def test_what_sudoers_prints_fits_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sudoers", "--stack", "spark", "spark-a", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    jsonschema.validate(printed, schema_of("sudoers"))
+    assert printed["node"] == "spark-a"
