@@ -11,13 +11,28 @@ from typing import NoReturn
 # gRPC would tell of every process that is started beside it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from automation import adopt, doctor, drift, gc, history, lifecycle, logs, pin_hosts, render, runs, status, sudoers, up
+from automation import (
+    adopt,
+    doctor,
+    drift,
+    gc,
+    history,
+    lifecycle,
+    logs,
+    pin_hosts,
+    render,
+    runs,
+    stage,
+    status,
+    sudoers,
+    up,
+)
 from automation.exit_codes import CommandEnd, Exit
 from automation.redaction import redacted
 from automation.reports import failure
 from spark_core.errors import SparkError
 
-COMMANDS = (runs, up, drift, status, logs, doctor, lifecycle, render, history, gc, pin_hosts, sudoers, adopt)
+COMMANDS = (runs, up, drift, status, logs, doctor, lifecycle, render, history, stage, gc, pin_hosts, sudoers, adopt)
 """Each adds its parsers, and sets ``run``: called with the options, it returns the exit status. One that sets
 ``refused`` exits with that where what was asked cannot be done; it is 2 otherwise."""
 REFUSED = 2

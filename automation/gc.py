@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from automation.engine import pulumi_json
+from automation.group_nodes import open_nodes
 from automation.stack_file import add_stack_argument, open_stack_file
 from providers.connections import Run
 from spark_core.errors import SparkError, join_errors
@@ -34,7 +35,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """List, ask, free."""
     file = open_stack_file(options.stack)
-    nodes = Run(file.raw())
+    nodes = open_nodes(file).run
     revisions, images = used_by_state(pulumi_json("stack", "export", "-s", options.stack))
     items = _each(nodes, lambda node: look_at_unused(nodes.transport(node), _root(nodes, node), revisions, images))
     print(table(items))

@@ -61,6 +61,11 @@ class BackgroundRun:
             assert time.monotonic() < end, f"has not printed {text!r} in {timeout_s} s: {self.text[-3000:]}"
             time.sleep(0.1)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
     def interrupt(self) -> None:
         """Ctrl-C."""
         self._process.send_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ order. To clean up after an aborted run: ``SPARK_VLLM_HOME=… python -m lab dow
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -164,6 +165,89 @@ def test_a_truncated_shard_is_drift_and_comes_from_the_other_node_while_the_mode
     assert deployment.on("spark-b", f"sha256sum < {SERVED}/{commit}/{shard}") == before
     assert hub.requests == []
     assert {host: deployment.containers(host) for host in HOSTS} == started
+
+
+def automation(deployment: Deployment, *words: str) -> str:
+    done = deployment.inside(sys.executable, "-m", "automation", *words)
+    assert done.code == 0, done.text[-4000:]
+    return done.text
+
+
+def test_another_revision_is_staged_while_the_model_serves(deployment: Deployment, hub: Hub) -> None:
+    started = {host: deployment.containers(host) for host in HOSTS}
+    commit = hub.commit("lab/tiny")
+    other = deployment.home / "other.yaml"
+    other.write_text(deployment.config_file.read_text().replace("hf://lab/tiny", f"hf://lab/tiny@{commit}"))
+    hub.sent.clear()
+    said = automation(deployment, "stage", "--stack", deployment.stack, str(other))
+    assert f"weights {str(commit)[:12]} on spark-a, spark-b" in said
+    shards = [name for name in hub.sent if name.endswith(".safetensors")]
+    assert [hub.sent[name] for name in shards] == [hub.files("lab/tiny", str(commit))[name].size for name in shards]
+    for host in HOSTS:
+        assert len(deployment.on(host, f"ls {SERVED}").split()) == 2
+    assert {host: deployment.containers(host) for host in HOSTS} == started
+    outputs = deployment.outputs()
+    assert chat(outputs, outputs["api_key"]).status == 200
+
+
+def mounted(deployment: Deployment, host: str) -> str:
+    """The revision that the rank's container of a host has mounted; empty if there is none."""
+    text = deployment.on(
+        host,
+        "for c in $(docker ps -q --filter label=spark-vllm.rank); do "
+        "docker inspect -f '{{range .Mounts}}{{.Source}} {{end}}' $c; done 2>/dev/null || true",
+    )
+    return next((word.rpartition("/")[2] for word in text.split() if word.startswith(f"{SERVED}/")), "")
+
+
+def test_a_group_that_heals_during_the_switch_never_mixes_two_revisions_and_asks_no_hub(
+    deployment: Deployment, hub: Hub
+) -> None:
+    old, commit = deployment.outputs()["model_revision"], str(hub.commit("lab/tiny"))
+    other = deployment.home / "other.yaml"
+    deployment.config_file.write_text(other.read_text())
+    hub.requests.clear()
+    run = deployment.begin("up", "-s", deployment.stack, "--yes", "--skip-preview")
+    seen, killed, end = set(), False, time.monotonic() + 400
+    while run.is_running and time.monotonic() < end:
+        here = {host: mounted(deployment, host) for host in HOSTS}
+        phase = ""
+        with contextlib.suppress(AssertionError, ValueError, KeyError):
+            phase = str(deployment.status("spark-a").get("phase", ""))
+        seen.add((here["spark-a"], here["spark-b"], phase))
+        if not killed and here["spark-b"] == commit:
+            # A rank that dies while the other one is still to be replaced, or loads: it heals by itself.
+            deployment.on("spark-b", "pkill -KILL -f runtime.pyz || true", root=True)
+            killed = True
+        time.sleep(0.5)
+    assert run.wait(300) == 0, run.text[-6000:]
+    assert killed
+    both = {(one, two) for one, two, phase in seen if phase == "serving" and one and two}
+    assert both <= {(old, old), (commit, commit)}, seen
+    assert hub.requests == []
+    outputs = deployment.outputs()
+    assert outputs["model_revision"] == commit
+    assert chat(outputs, outputs["api_key"]).status == 200
+    assert {host: mounted(deployment, host) for host in HOSTS} == dict.fromkeys(HOSTS, commit)
+
+
+def test_gc_lists_what_nobody_uses_and_frees_it_only_on_a_yes(deployment: Deployment) -> None:
+    commit = deployment.outputs()["model_revision"]
+    [old] = [name for name in deployment.on("spark-a", f"ls {SERVED}").split() if name != commit]
+    forgotten = "f" * 40
+    deployment.on("spark-b", f"mkdir {SERVED}/{forgotten} && head -c 3M /dev/zero > {SERVED}/{forgotten}/x.safetensors")
+    before = {host: deployment.on(host, f"ls {SERVED}") for host in HOSTS}
+    said = automation(deployment, "gc", "--stack", deployment.stack)
+    lines = {tuple(line.split()[:1] + line.split()[4:5]): line for line in said.splitlines() if " GB " in line}
+    assert "unused" in lines["spark-b", forgotten]
+    assert "used by the settings of dev/main" in lines["spark-a", commit]
+    assert "used by the last good settings" in lines["spark-a", old]
+    assert "nothing was freed" in said
+    assert {host: deployment.on(host, f"ls {SERVED}") for host in HOSTS} == before
+    said = automation(deployment, "gc", "--stack", deployment.stack, "--yes")
+    assert "spark-b: freed 1, " in said
+    assert deployment.on("spark-b", f"ls {SERVED}").split() == deployment.on("spark-a", f"ls {SERVED}").split()
+    assert deployment.up().count("unchanged") > 20
 
 
 # From here on without pulumi: the same code, its faults, a larger model.

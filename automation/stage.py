@@ -1,0 +1,152 @@
+"""``stage``: image and weights of other settings are brought and verified while the present model serves.
+
+Nothing that serves is touched and no state is written: what is brought lies in folders of its own, claimed for the
+stack so that nobody frees it. Switching to the settings then costs one start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from automation.group_nodes import open_nodes
+from automation.stack_file import StackFile, add_stack_argument, open_stack_file
+from spark_core.errors import SparkError
+from spark_core.findings import Finding
+from spark_core.garbage.claims import claim
+from spark_core.hub.bring import bring_hub_model
+from spark_core.hub.download import HubOrigin
+from spark_core.image import ImageFacts, archive_image_id, ensure_image, require_parity
+from spark_core.preflight import look_at_nodes
+from spark_core.preflight.weights import GroupWeights, KnownWeights
+from spark_core.settings import Settings
+from spark_core.transfer.distribution import at_once, distribute
+from spark_core.transfer.look import Place
+from spark_core.transport.base import Transport
+from spark_core.weights import local_manifest, verify_in_place
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add it to the command line."""
+    parser = commands.add_parser(
+        "stage",
+        help="bring image and weights of other settings while the present model serves",
+        description="Checks other settings of a stack against its nodes, brings their image and weights and verifies "
+        "them, while the present model serves. Changes nothing else. With these settings in the stack's file, `up` "
+        "then only starts the containers.",
+    )
+    add_stack_argument(parser)
+    parser.add_argument("settings", metavar="FILE", help="a stack file with the other settings")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check, bring, claim."""
+    stack = options.stack.rsplit("/", 1)[-1]
+    file = other_settings(open_stack_file(options.stack), Path(options.settings))
+    nodes = open_nodes(file, secrets=True).run
+    settings = nodes.settings
+    [(group_name, group)] = settings.groups.items()
+    manifests = {group_name: local_manifest(group.model.directory)} if group.model.kind == "controller" else {}
+    known = KnownWeights(manifests, {}, nodes.hub_token())
+    seen = look_at_nodes(settings, stack, nodes.open_node, sudo_password=nodes.has_sudo_password, known=known)
+    refuse_failures(seen.findings)
+    transports = {node: nodes.transport(node) for node in group.nodes}
+    image = bring_image(settings, transports)
+    weights = seen.weights.get(group_name)
+    revision = bring_weights(settings, stack, group_name, transports, image.image_id, weights, known)
+    for node, transport in transports.items():
+        root = settings.root_of(settings.node(node))
+        staged = {"staged": revision, "staged_image": image.image_id}
+        claim(transport, root, stack, group_name, staged, [image.image_id])
+    brought = f"image {image.image_id[:19]} and weights {revision[:12] or group.model.source}"
+    print(f"staged: {brought} on {', '.join(group.nodes)}")
+    if group.model.kind == "hub" and not group.model.is_pinned:
+        print(f"pin it before the switch: source: hf://{group.model.repository}@{revision}")
+    print(f"to switch: put {options.settings} in place of {open_stack_file(options.stack).path}, then up")
+    return 0
+
+
+def other_settings(file: StackFile, path: Path) -> StackFile:
+    """A stack's file with the content of another one.
+
+    Raises:
+        SparkError: it cannot be read.
+    """
+    try:
+        return replace(file, path=path, text=path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise SparkError(f"expected a stack file, found: {reason}", where=str(path)) from None
+
+
+def refuse_failures(findings: Sequence[Finding]) -> None:
+    """Tell what was found; a failure ends it before anything is brought.
+
+    Raises:
+        SparkError: something would fail with these settings.
+    """
+    for finding in findings:
+        if finding.severity != "fail":
+            print(finding.line, file=sys.stderr)
+    failures = [finding for finding in findings if finding.severity == "fail"]
+    if failures:
+        first, *rest = failures
+        evidence = [line for finding in rest for line in finding.line.splitlines()]
+        raise SparkError(f"{first.what} [{first.code}]", where=first.where, do=first.do, evidence=evidence)
+
+
+def bring_image(settings: Settings, transports: Mapping[str, Transport]) -> ImageFacts:
+    """The image of the settings on every node, one and the same."""
+    image = settings.image
+    wanted = archive_image_id(image.archive) if image.archive is not None else image.local_id
+    works = [_bringing(transport, settings, wanted) for transport in transports.values()]
+    return require_parity(dict(zip(transports, at_once(works, lambda: None), strict=True)))
+
+
+def _bringing(transport: Transport, settings: Settings, wanted: str | None) -> Callable[[], ImageFacts]:
+    return lambda: ensure_image(transport, settings.image, wanted, _say)
+
+
+def bring_weights(
+    settings: Settings,
+    stack: str,
+    group_name: str,
+    transports: Mapping[str, Transport],
+    image_id: str,
+    weights: GroupWeights | None,
+    known: KnownWeights,
+) -> str:
+    """The weights of the settings on every node, verified; their revision, empty for a directory of the nodes."""
+    model = settings.groups[group_name].model
+    roots = {node: settings.root_of(settings.node(node)) for node in transports}
+    if model.kind == "node":
+        verify_in_place(transports, model.directory, roots)
+        return ""
+    if weights is None:
+        raise SparkError("expected to know the revision of the weights, found that nobody could be asked")
+    in_place, listing = weights.in_place, weights.listing
+    places = [
+        Place(
+            transport,
+            weights.folder(node, roots[node]),
+            roots[node],
+            settings.node(node).fabric_address,
+            tuple(sorted(in_place[node])) if node in in_place else None,
+        )
+        for node, transport in transports.items()
+    ]
+    if listing is None:
+        distribute(model.directory, places, known.manifests[group_name], _say)
+    else:
+        python = settings.image.python
+        origin = HubOrigin(model, settings.hub, weights.revision, image_id, python, stack, known.token)
+        bring_hub_model(origin, listing, places, _say)
+    return weights.revision
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
