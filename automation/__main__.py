@@ -26,13 +26,30 @@ from automation import (
     status,
     sudoers,
     up,
+    verify,
 )
 from automation.exit_codes import CommandEnd, Exit
 from automation.redaction import redacted
 from automation.reports import failure
 from spark_core.errors import SparkError
 
-COMMANDS = (runs, up, drift, status, logs, doctor, lifecycle, render, history, stage, gc, pin_hosts, sudoers, adopt)
+COMMANDS = (
+    runs,
+    up,
+    drift,
+    status,
+    logs,
+    doctor,
+    lifecycle,
+    render,
+    history,
+    stage,
+    gc,
+    verify,
+    pin_hosts,
+    sudoers,
+    adopt,
+)
 """Each adds its parsers, and sets ``run``: called with the options, it returns the exit status. One that sets
 ``refused`` exits with that where what was asked cannot be done; it is 2 otherwise."""
 REFUSED = 2

@@ -11,9 +11,10 @@ import json
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 
-from lab import cable, instance, lifecycle, machine, network, pretend, rdma, replaced
+from lab import cable, hub, instance, lifecycle, machine, network, pretend, rdma, replaced
 from lab.errors import LabError, UnknownHost
 from lab.host import Host
 from lab.instance import Instance
@@ -71,6 +72,17 @@ def _parser() -> argparse.ArgumentParser:
         "rdma", "show RDMA devices in a host's /sys/class, for its fabric interfaces as they are now", host=True
     )
     devices.add_argument("--hide", action="store_true", help="show none again")
+    models = add("hub", "serve a folder of models as a hub, where the hosts reach it, until Ctrl-C")
+    models.add_argument("folder", type=Path, help="FOLDER/ORG/NAME/BRANCH/… are the models")
+    models.add_argument("--port", type=int, default=8090, help="default: %(default)s; the next one gives large files")
+    models.add_argument("--token", default="", help="give nothing to who does not show it")
+    models.add_argument(
+        "--rule",
+        action="append",
+        default=[],
+        metavar="MODE[:MATCH[:AT[:TIMES]]]",
+        help=f"what goes wrong, for requests with MATCH in their path: {', '.join(hub.MODES)}; may be given again",
+    )
     ssh = add("ssh", "run a command on a host over SSH, or log in", host=True)
     ssh.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- command")
     add("shell", "open a root shell inside a host, without SSH", host=True)
@@ -175,6 +187,19 @@ def _rdma(options: argparse.Namespace) -> int:
     return 0
 
 
+def _hub(options: argparse.Namespace) -> int:
+    lab = instance.require(options.instance)
+    try:
+        rules = [hub.parse_rule(text) for text in options.rule]
+    except ValueError as error:
+        raise UnknownHost(f"--rule: {error}") from None
+    served = hub.Hub(options.folder, lab.machine_address, options.port, options.port + 1, options.token, rules)
+    with served:
+        say(f"hub.endpoint: {served.endpoint}")
+        while True:
+            time.sleep(3600)
+
+
 def _ssh(options: argparse.Namespace) -> int:
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
     command = _host(options).ssh(*argv)
@@ -216,6 +241,8 @@ def _run(options: argparse.Namespace) -> int:
         return _pretend(options)
     if options.command == "rdma":
         return _rdma(options)
+    if options.command == "hub":
+        return _hub(options)
     if options.command == "ssh":
         return _ssh(options)
     if options.command == "shell":
