@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from automation.group_nodes import open_nodes
-from automation.stack_file import StackFile, add_stack_argument, open_stack_file
+from automation.stack_file import PROJECT, StackFile, add_stack_argument, open_stack_file
 from spark_core.errors import SparkError
 from spark_core.findings import Finding
 from spark_core.garbage.claims import claim
 from spark_core.hub.bring import bring_hub_model
 from spark_core.hub.download import HubOrigin
-from spark_core.image import ImageFacts, archive_image_id, ensure_image, require_parity
+from spark_core.image import Bringing, ImageFacts, ImageNode, archive_image_id, bring_image
 from spark_core.preflight import look_at_nodes
 from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.settings import Settings
-from spark_core.transfer.distribution import at_once, distribute
+from spark_core.transfer.distribution import distribute
 from spark_core.transfer.look import Place
 from spark_core.transport.base import Transport
 from spark_core.weights import local_manifest, verify_in_place
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     seen = look_at_nodes(settings, stack, nodes.open_node, sudo_password=nodes.has_sudo_password, known=known)
     refuse_failures(seen.findings)
     transports = {node: nodes.transport(node) for node in group.nodes}
-    image = bring_image(settings, transports)
+    image = image_of(settings, transports)
     weights = seen.weights.get(group_name)
     revision = bring_weights(settings, stack, group_name, transports, image.image_id, weights, known)
     for node, transport in transports.items():
@@ -99,16 +99,15 @@ def refuse_failures(findings: Sequence[Finding]) -> None:
         raise SparkError(f"{first.what} [{first.code}]", where=first.where, do=first.do, evidence=evidence)
 
 
-def bring_image(settings: Settings, transports: Mapping[str, Transport]) -> ImageFacts:
+def image_of(settings: Settings, transports: Mapping[str, Transport]) -> ImageFacts:
     """The image of the settings on every node, one and the same."""
     image = settings.image
-    wanted = archive_image_id(image.archive) if image.archive is not None else image.local_id
-    works = [_bringing(transport, settings, wanted) for transport in transports.values()]
-    return require_parity(dict(zip(transports, at_once(works, lambda: None), strict=True)))
-
-
-def _bringing(transport: Transport, settings: Settings, wanted: str | None) -> Callable[[], ImageFacts]:
-    return lambda: ensure_image(transport, settings.image, wanted, _say)
+    wanted = archive_image_id(image.archive) if image.archive is not None else image.local_id or ""
+    nodes = []
+    for name, transport in transports.items():
+        node = settings.node(name)
+        nodes.append(ImageNode(transport, settings.root_of(node), node.fabric_address, node.management_address))
+    return bring_image(Bringing(image, nodes, PROJECT, wanted, "", _say, lambda: None))
 
 
 def bring_weights(
