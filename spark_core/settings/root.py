@@ -48,7 +48,8 @@ class Settings(FrozenModel):
         description="nodes that are gone for good: they are never contacted again, and what was made on them is "
         "forgotten and named instead of being put back",
     )
-    node_root: Annotated[str, StringConstraints(pattern=r"^/[^\x00:\s]*[^/\x00:\s]$")] = Field(
+    # It is part of unit files and of sudo's rules, and folders below it are removed.
+    node_root: Annotated[str, StringConstraints(pattern=r"^(/[\w.@+{}-]*[\w@+}-])+$")] = Field(
         default="/home/{user}/.spark-vllm",
         description="folder of ours on each node; {user} stands for the node's deploy user",
     )
