@@ -6,10 +6,11 @@ import argparse
 import concurrent.futures
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from automation.engine import pulumi_json
 from automation.group_nodes import open_nodes
+from automation.reports import GcReport, ItemReport
 from automation.stack_file import add_stack_argument, open_stack_file
 from providers.connections import Run
 from spark_core.errors import SparkError, join_errors
@@ -29,6 +30,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_stack_argument(parser)
     parser.add_argument("--yes", action="store_true", help="free without asking")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/schemas/)")
     parser.set_defaults(run=run)
 
 
@@ -38,8 +40,12 @@ def run(options: argparse.Namespace) -> int:
     nodes = open_nodes(file).run
     revisions, images = used_by_state(pulumi_json("stack", "export", "-s", options.stack))
     items = _each(nodes, lambda node: look_at_unused(nodes.transport(node), _root(nodes, node), revisions, images))
-    print(table(items))
     unused = [item for item in items if not item.used_by]
+    if options.json:
+        freed = _free(nodes, unused, sys.stderr) if options.yes else []
+        print(GcReport(stack=options.stack, items=_told(items), freed=_told(freed)).model_dump_json(indent=2))
+        return 0
+    print(table(items))
     if not unused:
         print("nothing to free")
         return 0
@@ -47,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.yes and not _agreed(f"free {len(unused)} of these, {total:.2f} GB?"):
         print(f"nothing was freed; `python -m automation gc --stack {options.stack} --yes` frees {total:.2f} GB")
         return 0
-    _free(nodes, unused)
+    _free(nodes, unused, sys.stdout)
     return 0
 
 
@@ -74,21 +80,33 @@ def table(items: Sequence[Item]) -> str:
     return "\n".join(lines) or "no weights and no images of ours on any node"
 
 
-def _free(nodes: Run, unused: Sequence[Item]) -> None:
+def _told(items: Sequence[Item]) -> list[ItemReport]:
+    return [
+        ItemReport(node=item.node, kind=item.kind, name=item.name, bytes=item.size, used_by=item.used_by)
+        for item in items
+    ]
+
+
+def _free(nodes: Run, unused: Sequence[Item], said: TextIO) -> list[Item]:
     by_node: dict[str, list[Item]] = {}
     for item in unused:
         by_node.setdefault(item.node, []).append(item)
     errors: list[SparkError] = []
+    freed: list[Item] = []
     for node, items in by_node.items():
         try:
             done, kept = free(nodes.transport(node), _root(nodes, node), items)
         except SparkError as error:
             errors.append(error)
             continue
-        size = sum(item.size for item in items if item.name in done) / 1e9
-        print(f"{node}: freed {len(done)}, {size:.2f} GB" + (f"; kept {', '.join(kept)}, now in use" if kept else ""))
+        gone = [item for item in items if item.name in done]
+        size = sum(item.size for item in gone) / 1e9
+        told = f"{node}: freed {len(done)}, {size:.2f} GB" + (f"; kept {', '.join(kept)}, now in use" if kept else "")
+        print(told, file=said)
+        freed += gone
     if errors:
         raise join_errors(errors)
+    return freed
 
 
 def _each(nodes: Run, look: Any) -> list[Item]:

@@ -242,6 +242,42 @@ class AdoptReport(Document):
     adopted: dict[str, str] = Field(description="name of each container to Docker's id of it")
 
 
+class ItemReport(Document):
+    """Something of ours on a node that takes space."""
+
+    node: str
+    kind: Literal["revision", "copy", "image"]
+    name: str
+    bytes: int
+    used_by: str = Field(description="who uses it; empty if nobody does")
+
+
+class GcReport(Document):
+    """What weights and images take on the nodes."""
+
+    stack: str
+    items: list[ItemReport]
+    freed: list[ItemReport]
+
+
+class StageReport(Document):
+    """What was brought for other settings."""
+
+    stack: str
+    settings: str = Field(description="the file of the other settings")
+    image_id: str
+    revision: str = Field(description="of the weights; empty for a directory of the nodes")
+    source: str = Field(description="model.source, with a revision that can never be another one")
+    nodes: list[str]
+
+
+class VerifyReport(Document):
+    """Files of the weights that are not as they were verified."""
+
+    stack: str
+    wrong: dict[str, list[str]] = Field(description="for each node, its wrong files, with what is wrong")
+
+
 def error_text(error: SparkError) -> ErrorText:
     """An error as a report has it."""
     return ErrorText(what=error.what, where=error.where, do=error.do, evidence=list(error.evidence))

@@ -13,6 +13,7 @@ from automation.reports import (
     DoctorReport,
     Document,
     FailureReport,
+    GcReport,
     HistoryReport,
     LifecycleReport,
     LogsReport,
@@ -21,14 +22,19 @@ from automation.reports import (
     Report,
     RunReport,
     StacksReport,
+    StageReport,
     StatusReport,
     SudoersReport,
+    VerifyReport,
 )
 
 OLDER: Mapping[str, type[Document]] = {
     "pin-hosts": PinHostsReport,
     "sudoers": SudoersReport,
     "adopt": AdoptReport,
+    "gc": GcReport,
+    "stage": StageReport,
+    "verify": VerifyReport,
 }
 """Of commands with exit statuses of their own; where they fail, they print no document."""
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from automation.group_nodes import open_nodes
+from automation.reports import StageReport
 from automation.stack_file import PROJECT, StackFile, add_stack_argument, open_stack_file
 from spark_core.errors import SparkError
 from spark_core.findings import Finding
@@ -40,6 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_stack_argument(parser)
     parser.add_argument("settings", metavar="FILE", help="a stack file with the other settings")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/schemas/)")
     parser.set_defaults(run=run)
 
 
@@ -62,10 +64,22 @@ def run(options: argparse.Namespace) -> int:
         root = settings.root_of(settings.node(node))
         staged = {"staged": revision, "staged_image": image.image_id}
         claim(transport, root, stack, group_name, staged, [image.image_id])
+    pinned = f"hf://{group.model.repository}@{revision}" if group.model.kind == "hub" else group.model.source
+    if options.json:
+        report = StageReport(
+            stack=options.stack,
+            settings=options.settings,
+            image_id=image.image_id,
+            revision=revision,
+            source=pinned,
+            nodes=list(group.nodes),
+        )
+        print(report.model_dump_json(indent=2))
+        return 0
     brought = f"image {image.image_id[:19]} and weights {revision[:12] or group.model.source}"
     print(f"staged: {brought} on {', '.join(group.nodes)}")
     if group.model.kind == "hub" and not group.model.is_pinned:
-        print(f"pin it before the switch: source: hf://{group.model.repository}@{revision}")
+        print(f"pin it before the switch: source: {pinned}")
     print(f"to switch: put {options.settings} in place of {open_stack_file(options.stack).path}, then up")
     return 0
 

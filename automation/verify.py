@@ -14,6 +14,7 @@ from typing import Any
 from automation.engine import pulumi_json
 from automation.exit_codes import Exit
 from automation.group_nodes import open_nodes
+from automation.reports import VerifyReport
 from automation.stack_file import add_stack_argument, open_stack_file
 from spark_core.errors import SparkError
 from spark_core.hub.bring import git_ids
@@ -56,6 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "not, and are named by node and file.",
     )
     add_stack_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/schemas/)")
     parser.set_defaults(run=run)
 
 
@@ -66,6 +68,9 @@ def run(options: argparse.Namespace) -> int:
     if recorded is None:
         raise SparkError("expected weights in the stack's state, found none", where="verify", do="run `up` first")
     wrong = differences({node: nodes.transport(node) for node in recorded.folders}, recorded)
+    if options.json:
+        print(VerifyReport(stack=options.stack, wrong=wrong).model_dump_json(indent=2))
+        return Exit.DRIFT if any(wrong.values()) else Exit.DONE
     for node, lines in wrong.items():
         for line in lines:
             print(f"{node}: {line}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from spark_core.errors import ObservationError
 from spark_core.garbage.claims import ask
@@ -26,7 +26,7 @@ class Item:
 
     node: str
     name: str
-    kind: str
+    kind: Literal["revision", "copy", "image"]
     size: int
     used_by: str
 
