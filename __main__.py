@@ -55,6 +55,9 @@ image = ServingImage(
         known_id=stack.sources.image_id,
         source=stack.sources.image_source,
         nodes=members,
+        group=group_name,
+        files=files,
+        config=stack.configs.get(group_name, ""),
     ),
 )
 proof = prove_fabric(

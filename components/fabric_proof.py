@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 
+from components.fabric_interfaces import interfaces_of
 from components.node_files import FilesOfGroup
 from components.roce_fabric import RoceFabric
 from components.serving_image import ServingImage
@@ -16,7 +16,7 @@ from providers.fabric_proof import FabricProof
 from spark_core.fabric.environment import rdma_policy
 from spark_core.group import plan_group
 from spark_core.proof.collective import environment_digest
-from spark_core.settings import NodeSettings, Settings
+from spark_core.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def prove_fabric(name: str, args: FabricProofArgs) -> list[pulumi.Resource]:
         stack=args.stack,
         group=args.group,
         image_id=args.image.image_id,
-        interfaces={node.name: _interfaces(node) for node in members},
+        interfaces={node.name: interfaces_of(node) for node in members},
         environment=environment_digest(plan.containers),
         demands={
             "hardware": settings.hardware,
@@ -67,10 +67,3 @@ def prove_fabric(name: str, args: FabricProofArgs) -> list[pulumi.Resource]:
         opts=pulumi.ResourceOptions(parent=args.fabric, depends_on=[*args.fabric.links, args.image, *args.nodes]),
     )
     return [proof]
-
-
-def _interfaces(node: NodeSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {"fabric": [interface.model_dump() for interface in node.fabric]}
-    if node.control_address is not None:
-        found |= {"control_address": node.control_address, "control_netdev": node.control_netdev}
-    return found

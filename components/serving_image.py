@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import pulumi
 
+from components.fabric_interfaces import interfaces_of
+from components.node_files import FilesOfGroup
 from components.spark_node import SparkNode
+from providers.image_check import ImageCheck
 from providers.image_copy import ImageCopy
+from spark_core.group import plan_group
+from spark_core.image.check import architectures_of, question_of
 from spark_core.settings import Settings
 
 
@@ -25,7 +30,13 @@ class ServingImageArgs:
     source: str
     """Where it comes from; another text brings the image anew."""
     nodes: Sequence[SparkNode]
-    """The nodes that must have it."""
+    """The nodes that must have it, which are those of the group, the head first."""
+    group: str
+    """Name of the group that is served from it."""
+    files: FilesOfGroup
+    """The files of the group; its patches lie over those of the image."""
+    config: str
+    """Text of the ``config.json`` of the group's model, or empty if it is not there yet."""
 
 
 class ServingImage(pulumi.ComponentResource):
@@ -62,4 +73,26 @@ class ServingImage(pulumi.ComponentResource):
         )
         self.known_id = known
         self.image_id = pulumi.Output.from_input(known) if known else self.copy.found_id
+        self.check = self._check(args)
         self.register_outputs({"image_id": self.image_id})
+
+    def _check(self, args: ServingImageArgs) -> ImageCheck:
+        """What is in the image is looked at before anything starts."""
+        settings = args.settings
+        members = [settings.node(node.args.node.name) for node in args.nodes]
+        files = args.files.placed({node.name: "/" for node in members})
+        architectures = architectures_of(args.config)
+        containers = plan_group(settings, args.group, args.stack, "", files).containers
+        return ImageCheck(
+            f"{args.group}-image-check",
+            stack=args.stack,
+            group=args.group,
+            image_id=self.image_id,
+            question=question_of(settings, args.group, architectures, containers),
+            architectures=list(architectures),
+            interfaces={node.name: interfaces_of(node) for node in members},
+            roots={node.args.node.name: node.folder.root for node in args.nodes},
+            runtime=files.runtime,
+            patches=list(files.patches),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[self.copy, *args.nodes]),
+        )

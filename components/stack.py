@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,10 +25,12 @@ from providers.connections import Run, raw_configuration, run_of
 from spark_core.containers import make_way
 from spark_core.errors import SettingsError, SparkError
 from spark_core.findings import Finding, judge
+from spark_core.image.look import ImageQuestion, look_at_image
 from spark_core.journal.entry import require_stack_name
 from spark_core.notify import notify_digest, notify_document
 from spark_core.policy import policy_findings
 from spark_core.preflight import look_at_nodes
+from spark_core.preflight.look import Preflight
 from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
@@ -53,6 +55,7 @@ class Stack:
     run: Run
     looked: bool
     weights: Mapping[str, GroupWeights]
+    configs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def declared(self) -> Settings:
@@ -117,12 +120,13 @@ def open_stack() -> Stack:
         _tell(judge(policy_findings(run.settings, PROJECT), run.settings.severities))
         sources = look_at_sources(run.settings)
         known = KnownWeights(sources.manifests, recorded_revisions(run.settings, name), run.hub_token())
-        settings, weights = _preflight(run, name, known)
+        preflight = _preflight(run, name, known, sources)
     except SparkError as error:
         raise pulumi.RunError(error.render()) from None
     if pulumi.runtime.is_dry_run():
-        _tell_privileges(settings, name)
-    return Stack(name, settings, sources, run, settings.preflight != "off", weights)
+        _tell_privileges(preflight.settings, name)
+    looked = preflight.settings.preflight != "off"
+    return Stack(name, preflight.settings, sources, run, looked, preflight.weights, preflight.configs)
 
 
 def _refuse_abandoned(settings: Settings) -> None:
@@ -167,11 +171,11 @@ def _weights_unlooked(settings: Settings, known: KnownWeights) -> dict[str, Grou
     return found
 
 
-def _preflight(run: Run, stack: str, known: KnownWeights) -> tuple[Settings, Mapping[str, GroupWeights]]:
-    """Look at all nodes; the settings with what was discovered filled in, and what is known of the weights."""
+def _preflight(run: Run, stack: str, known: KnownWeights, sources: LocalSources) -> Preflight:
+    """Look at all nodes; the settings with what was discovered filled in, and what is known of weights and models."""
     if run.settings.preflight == "off":
         pulumi.log.warn("preflight is off: no node is looked at, and what would fail is not found before up")
-        return run.settings, _weights_unlooked(run.settings, known)
+        return Preflight(run.settings, (), weights=_weights_unlooked(run.settings, known))
     if not pulumi.runtime.is_dry_run():
         run.wait_for_boot(pulumi.log.info)
     preflight = look_at_nodes(run.settings, stack, run.open_node, sudo_password=run.has_sudo_password, known=known)
@@ -179,8 +183,26 @@ def _preflight(run: Run, stack: str, known: KnownWeights) -> tuple[Settings, Map
         pulumi.log.info(line)
     for note in preflight.notes:
         pulumi.log.warn(note)
-    _tell(preflight.findings)
-    return preflight.settings, preflight.weights
+    findings = list(preflight.findings)
+    if not any(finding.severity == "fail" for finding in findings):  # else Docker may be what does not answer
+        findings += judge(_image_findings(run, stack, preflight, sources), run.settings.severities)
+    _tell(findings)
+    return preflight
+
+
+def _image_findings(run: Run, stack: str, preflight: Preflight, sources: LocalSources) -> list[Finding]:
+    members = {node for group in preflight.settings.groups.values() for node in group.nodes}
+    return look_at_image(
+        ImageQuestion(
+            settings=preflight.settings,
+            stack=stack,
+            image_id=sources.image_id,
+            reference=sources.image_source.split()[-1],
+            configs=preflight.configs,
+            transports={node.name: run.open_node(node) for node in preflight.settings.nodes if node.name in members},
+            may_run=pulumi.runtime.is_dry_run(),
+        )
+    )
 
 
 def _tell(findings: Sequence[Finding]) -> None:

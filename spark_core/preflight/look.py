@@ -52,6 +52,7 @@ class Preflight:
         discovered: What discovery filled in, one line each.
         notes: What ``up`` would restart, one line each.
         weights: For each group whose weights are copied or come from the hub, what is known of them.
+        configs: For each group whose model could be read, the text of its ``config.json``.
     """
 
     settings: Settings
@@ -59,6 +60,7 @@ class Preflight:
     discovered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     weights: Mapping[str, GroupWeights] = field(default_factory=dict)
+    configs: Mapping[str, str] = field(default_factory=dict)
 
 
 def look_at_nodes(
@@ -114,8 +116,11 @@ def look_at_nodes(
     transports = {node.name: open_node(node) for node in settings.nodes if node.name in seen}
     weights, said = look_at_weights(found.settings, transports, known or KnownWeights())
     findings += said
-    findings += model_findings(found.settings, _models(settings, seen, weights), totals)
-    return Preflight(found.settings, tuple(judge(findings, settings.severities)), found.lines, tuple(notes), weights)
+    models = _models(settings, seen, weights)
+    findings += model_findings(found.settings, models, totals)
+    configs = {name: model.config for name, model in models.items()}
+    judged = tuple(judge(findings, settings.severities))
+    return Preflight(found.settings, judged, found.lines, tuple(notes), weights, configs)
 
 
 def _look(settings: Settings, stack: str, node: NodeSettings, open_node: Opener) -> NodeLook | SparkError:

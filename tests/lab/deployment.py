@@ -122,6 +122,7 @@ class Deployment:
                 group["serving"][key] = value
         if self.hosts_only:
             config["image"] = {"local_id": f"sha256:{'0' * 64}"}
+            config.setdefault("severities", {})["image-missing"] = "ignore"
             group["model"]["source"] = f"controller:{self._weights()}"
         if edit is not None:
             edit(config)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from providers.image_check import ImageCheckProvider
 from providers.image_copy import ImageCopyProvider
 from tests.providers.conftest import Deployment
 from tests.providers.engine import UNKNOWN, Managed, ProviderError
@@ -147,3 +148,60 @@ def test_a_registry_that_does_not_know_the_name_is_told_with_its_setting(
 def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(deployment: Deployment, images: Images) -> None:
     image = managed(deployment)
     assert image.check(images.props(image_id=UNKNOWN))["image_id"] == UNKNOWN
+
+
+def check_props(images: Images, **changes: Any) -> dict[str, Any]:
+    nodes = ("spark-a", "spark-b")
+    interface = {"netdev": "enp1s0f1np1", "hca": None}
+    return {
+        "stack": "dev",
+        "group": "main",
+        "image_id": images.image_id,
+        "question": "first",
+        "architectures": ["Known"],
+        "interfaces": {
+            node: {"fabric": [interface | {"address": f"192.168.200.{12 + number}/24"}]}
+            for number, node in enumerate(nodes)
+        },
+        "roots": {node: images.deployment.root(node) for node in nodes},
+        "runtime": "hash/runtime.pyz",
+        "patches": [],
+        **changes,
+    }
+
+
+def looked(images: Images, node: str) -> int:
+    """How often a container looked into the image on a node."""
+    calls = (images.base(node) / "docker-calls").read_text().splitlines()
+    return len([line for line in calls if line.startswith("run ") and "-check " in line])
+
+
+def test_an_image_that_lacks_what_is_needed_ends_up_before_anything_starts(
+    deployment: Deployment, images: Images
+) -> None:
+    managed(deployment).create(images.props())
+    with pytest.raises(ProviderError) as failed:
+        deployment.manage(ImageCheckProvider).create(check_props(images))
+    text = str(failed.value)
+    assert "spark-vllm: spark-a, spark-b (image): expected vLLM in image" in text
+    assert "[vllm-missing]" in text
+    assert "[ray-missing]" in text
+
+
+def test_a_look_into_the_image_is_made_once_for_each_question(deployment: Deployment, images: Images) -> None:
+    managed(deployment).create(images.props())
+    severities = {"vllm-missing": "warn", "ray-missing": "ignore"}
+    deployment.next_run({"severities": severities})
+    check = deployment.manage(ImageCheckProvider)
+    check.create(check_props(images))
+    assert check.outputs["versions"]["python"]
+    assert [line for line in check.outputs["warnings"] if "[vllm-missing]" in line]
+    assert check.refresh()
+    assert check.up(check_props(images)) == "same"
+    assert looked(images, "spark-a") == looked(images, "spark-b") == 1
+    again = deployment.manage(ImageCheckProvider)
+    again.create(check_props(images))  # as after a lost state: the nodes remember
+    assert looked(images, "spark-a") == 1
+    assert check.up(check_props(images, question="second", architectures=["Other"])) == "update"
+    assert looked(images, "spark-a") == 2
+    check.delete()

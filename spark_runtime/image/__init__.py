@@ -1,0 +1,1 @@
+"""Runs in a throw-away container of the serving image, before anything else does."""
