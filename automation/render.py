@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     """Plan and print."""
     stack = chosen_stack(options)
     settings = open_stack_file(stack).settings()
-    plan = pulumi_json("preview", "-s", stack, "--json", "--refresh=false")
+    plan = pulumi_json("preview", "-s", stack, "--json", "--refresh=false", "--show-sames")
     image = settings.image.registry or settings.image.local_id or ""
     scripts = scripts_of(plan, stack.rsplit("/", 1)[-1], image)
     chosen = {node: text for node, text in scripts.items() if options.node in (None, node)}

@@ -9,10 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from automation.schemas import schema_of
 from tests.engine.conftest import PROJECT, EngineStack
-from tests.upgrades.kept_state import REFERENCE
+from tests.upgrades.kept_state import REFERENCE, plan, providers_of, state_of
 
 STATES = sorted((PROJECT / "tests" / "upgrades").glob("*/state.json"))
 CONTAINER = "docker:index/container:Container"
@@ -70,3 +72,31 @@ def test_an_upgrade_makes_and_takes_away_nothing_and_restarts_only_what_the_chan
     restarted = [name for name, (kind, _) in steps.items() if kind == CONTAINER]
     said = _SAYS.search(newer_sections(state.parent.name))
     assert not restarted or said, f"{restarted} would restart, and the changelog does not say so"
+
+
+def test_over_a_state_of_its_own_it_changes_nothing_and_renders_what_runs(tmp_path: Path) -> None:
+    """What is kept of a release is what its up records; and render reads a stack that is deployed."""
+    (tmp_path / "made").mkdir()
+    own = EngineStack(tmp_path / "made", "reference")
+    assert own.run("python3 toolchain/bootstrap.py").returncode == 0
+    own.configure(lambda config: None, REFERENCE)
+    assert own.run('python3 toolchain/stack.py "$@"', own.name).returncode == 0
+    exported = own.pulumi("stack", "export", "-s", own.name).stdout
+    state = state_of(plan(own), json.loads(exported[exported.index("{") :]), providers_of(own))
+    state["deployment"].pop("secrets_providers", None)
+    file = tmp_path / "present" / "state.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(state))
+    stack = imported(tmp_path, file)
+    steps = steps_of(stack)
+    assert {name: step for name, step in steps.items() if step[0] != BUNDLE} == {}
+    done = stack.run('exec python -m automation render --stack "$@" --json 2>/dev/null', stack.name)
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, schema_of("render"))
+    scripts = {entry["node"]: entry["script"] for entry in report["nodes"]}
+    assert set(scripts) == {"spark-a", "spark-b"}
+    container = next(r for r in state["deployment"]["resources"] if r["type"] == CONTAINER)
+    deployment = next(x["value"] for x in container["inputs"]["labels"] if x["label"] == "spark-vllm.deployment")
+    assert all(f"--deployment {deployment}" in " ".join(text.split()).replace(" \\", "") for text in scripts.values())
+    assert all("/runtime.pyz <<'END_OF_FILE'" in text and "--gpus=all" in text for text in scripts.values())
+    assert "api_key" in scripts["spark-a"] and "sk-not-a-secret" not in done.stdout

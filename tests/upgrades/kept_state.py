@@ -35,6 +35,12 @@ _OUTPUTS: dict[str, dict[str, Any]] = {
         "gpu": "GB10",
         "repair": "none",
     },
+    "docker:index/container:Container": {
+        **dict.fromkeys(("attach", "logs", "readOnly", "rm", "stdinOpen", "tty", "wait"), False),
+        "memoryReservation": 0,
+        "networkDatas": [],
+        "securityOpts": [],
+    },
     "spark:GoodSettings": {"at": 1.0, "before": []},
 }
 """What only ``up`` knows, by the end of the resource's type."""
@@ -67,8 +73,14 @@ def state_of(resources: list[dict[str, Any]], empty: Mapping[str, Any], provider
         if "__provider" in inputs:
             inputs["__provider"] = providers[str(new["type"])]
         if new.get("custom"):
-            record |= {"id": ids[str(new["urn"])], "inputs": inputs, "outputs": inputs | _outputs(new)}
+            record |= {"id": ids[str(new["urn"])], "inputs": inputs, "outputs": _plain(inputs) | _outputs(new)}
+            if new["type"].startswith("docker:"):
+                record["outputs"] |= {
+                    "id": record["id"],
+                    "__meta": json.dumps({"schema_version": SCHEMAS[new["type"]]}),
+                }
             record["additionalSecretOutputs"] = new.get("additionalSecretOutputs", [])
+            record["replaceOnChanges"] = new.get("replaceOnChanges", [])
         if new.get("provider"):
             urn = str(new["provider"]).rpartition("::")[0] if _UNKNOWN in new["provider"] else str(new["provider"])
             if urn not in ids:
@@ -99,6 +111,17 @@ def providers_of(stack: EngineStack) -> dict[str, str]:
     return found
 
 
+SCHEMAS = {"docker:index/container:Container": "2", "docker:index/volume:Volume": "1"}
+"""Versions of the Docker provider's schemas, as the provider notes them in what it makes."""
+
+
+def _plain(value: Any) -> Any:
+    """Inputs as outputs: without the engine's note of which values are defaults."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if key != "__defaults"}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
 def _id(new: Mapping[str, Any]) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, str(new["urn"])))
 
@@ -126,7 +149,7 @@ def _made(inputs: Mapping[str, Any], ids: Mapping[str, str], new: Mapping[str, A
     for key, value in inputs.items():
         sources = (new.get("propertyDependencies") or {}).get(key) or []
         if isinstance(value, list) and _UNKNOWN in value:
-            containers = [ids[urn] for urn in sources if "docker:index/container" in urn]
+            containers = [ids[urn] for urn in sorted(sources) if "docker:index/container" in urn]
             value = containers if len(containers) == len(value) else ["none"] * len(value)
         elif value == _UNKNOWN:
             value = "0" * 40
