@@ -27,7 +27,10 @@ from spark_core.wanted import STOPPED, want_running, want_stopped
 PARKING_S = 240.0
 BOOT_S = 900.0
 _IDLE = ("stopped", "container stopped", "no container")
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# Of an emulated host the kernel goes on, but its first process is another one.
+_BOOT = 'echo "$(cat /proc/sys/kernel/random/boot_id) $(cut -d " " -f 22 /proc/1/stat)"'
+# A connection that is lost is opened again, and what was asked is asked again: not a second reboot.
+_REBOOT = f'[ "$({_BOOT})" = "$1" ] || exit 0; exec systemctl reboot'
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -185,9 +188,9 @@ def _upgrade(transport: Transport, options: argparse.Namespace, steps: Steps) ->
 
 def _reboot(transport: Transport, here: Session, steps: Steps) -> None:
     """Reboot a node and wait until it has booted; how it looks afterwards is what counts."""
-    before = run_checked(transport, command("cat", _BOOT_ID), purpose="expected the node's boot id").strip()
+    before = run_checked(transport, script(_BOOT), purpose="expected to learn when the node booted").strip()
     try:
-        asked = transport.run(command("systemctl", "reboot", sudo=True, timeout_s=30))
+        asked = transport.run(script(_REBOOT, before, sudo=True, timeout_s=30))
         if not asked.ok and "closed" not in asked.stderr:
             raise CommandError(
                 f"expected to reboot, found: {asked.stderr.strip()[-160:]}",
@@ -201,7 +204,7 @@ def _reboot(transport: Transport, here: Session, steps: Steps) -> None:
     while time.monotonic() < end:
         here.stopper.wait(2)
         try:
-            now = transport.run(command("cat", _BOOT_ID, timeout_s=10))
+            now = transport.run(script(_BOOT, timeout_s=10))
             docker = transport.run(command("docker", "version", timeout_s=10)) if now.ok else now
         except SparkError:
             continue
