@@ -154,7 +154,8 @@ def test_a_client_that_is_killed_is_told_and_what_arrived_is_kept(site: HubSite)
     site.hub.rules.clear()
     site.hub.sent.clear()
     site.bring(listing, *places(site, listing, "a"))
-    assert sum(site.hub.sent.values()) <= listing.total_bytes - arrived
+    # What the hub had just put onto the connections of the killed client counts as sent, and never arrived.
+    assert sum(site.hub.sent.values()) <= listing.total_bytes - arrived + (1 << 18)
 
 
 def test_an_image_without_the_client_is_told(site: HubSite) -> None:
