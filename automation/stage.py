@@ -18,9 +18,12 @@ from automation.stack_file import PROJECT, StackFile, add_stack_argument, open_s
 from spark_core.errors import SparkError
 from spark_core.findings import Finding
 from spark_core.garbage.claims import claim
+from spark_core.group import GroupFiles
 from spark_core.hub.bring import bring_hub_model
 from spark_core.hub.download import HubOrigin
 from spark_core.image import Bringing, ImageFacts, ImageNode, archive_image_id, bring_image
+from spark_core.image.check import architectures_of
+from spark_core.image.inside import look_inside
 from spark_core.preflight import look_at_nodes
 from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.settings import Settings
@@ -58,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_failures(seen.findings)
     transports = {node: nodes.transport(node) for node in group.nodes}
     image = image_of(settings, transports)
+    check_image(seen.settings, stack, group_name, image.image_id, seen.configs.get(group_name, ""), transports)
     weights = seen.weights.get(group_name)
     revision = bring_weights(settings, stack, group_name, transports, image.image_id, weights, known)
     for node, transport in transports.items():
@@ -122,6 +126,24 @@ def image_of(settings: Settings, transports: Mapping[str, Transport]) -> ImageFa
         node = settings.node(name)
         nodes.append(ImageNode(transport, settings.root_of(node), node.fabric_address, node.management_address))
     return bring_image(Bringing(image, nodes, PROJECT, wanted, "", _say, lambda: None))
+
+
+def check_image(
+    settings: Settings, stack: str, group_name: str, image_id: str, config: str, transports: Mapping[str, Transport]
+) -> None:
+    """Look into the image, as `up` would; what it says is kept on the nodes, so that the switch asks nothing again.
+
+    Raises:
+        SparkError: the image would not serve with these settings.
+    """
+    if settings.groups[group_name].serving.patches:
+        _say("image: what is in it is checked in up: its patches come onto the nodes then")
+        return
+    roots = {node: settings.root_of(settings.node(node)) for node in transports}
+    files = GroupFiles("", (), dict.fromkeys(transports, "/"))
+    architectures = architectures_of(config)
+    inside = look_inside(settings, stack, group_name, image_id, architectures, files, transports, roots)
+    refuse_failures(inside.findings)
 
 
 def bring_weights(

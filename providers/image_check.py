@@ -12,15 +12,12 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, each_node, inputs_of, say, told
+from providers._adapter import SparkProvider, inputs_of, say, told
 from providers.cancel import check_cancel
 from providers.fabric_proof import with_interfaces
 from spark_core.errors import SparkError
-from spark_core.findings import Finding, judge
-from spark_core.group import GroupFiles, plan_group
-from spark_core.image.check import CheckReport, check_findings, check_spec, check_words, run_check
-from spark_core.proof.idle import COLLECTIVE_NEEDS_MIB, look_for_readiness, parse_readiness
-from spark_core.transport.base import run_checked
+from spark_core.group import GroupFiles
+from spark_core.image.inside import look_inside
 
 INPUTS = ("stack", "group", "image_id", "question", "architectures", "interfaces", "roots", "runtime", "patches")
 
@@ -52,38 +49,20 @@ class ImageCheckProvider(SparkProvider):
         settings = with_interfaces(self.run.settings, props["interfaces"])
         name, image_id = str(props["group"]), str(props["image_id"])
         members = settings.groups[name].nodes
-        files = GroupFiles(str(props["runtime"]), tuple(props["patches"]), dict.fromkeys(members, "/"))
-        spec = check_spec(settings, name, image_id, list(props["architectures"]))
-        plan = plan_group(settings, name, str(props["stack"]), image_id, files)
-        containers = {container.node: container for container in plan.containers}
-        check_cancel("nothing of the look into the image is left running")
         say(f"image: looking into {image_id[:19]} on {', '.join(members)}")
-
-        def ask(node: str) -> CheckReport | Finding:
-            transport, container = self.run.transport(node), containers[node]
-            root = str(props["roots"][node])
-            words = check_words(settings, name, container, image_id)
-            known = run_check(transport, root, spec, container, words, "cached")
-            if known is not None:
-                return known
-            purpose = "expected to learn how much memory the node has"
-            ready = parse_readiness(node, run_checked(transport, look_for_readiness("127.0.0.1", 0), purpose=purpose))
-            if ready.memory_mib < COLLECTIVE_NEEDS_MIB:
-                return Finding(
-                    "image-unknown",
-                    f"{node} (image)",
-                    f"not checked what is in it: {ready.memory_mib} MiB of memory available, "
-                    f"{COLLECTIVE_NEEDS_MIB} needed",
-                )
-            report = run_check(transport, root, spec, container, words, "yes")
-            return report or CheckReport(node, error="no answer")
-
-        answers = each_node(list(members), ask)
-        reports = [answer for answer in answers.values() if isinstance(answer, CheckReport)]
-        findings = check_findings(name, spec, reports) + [a for a in answers.values() if isinstance(a, Finding)]
-        judged = judge(findings, settings.severities)
-        failures = [finding for finding in judged if finding.severity == "fail"]
-        for finding in judged:
+        inside = look_inside(
+            settings,
+            str(props["stack"]),
+            name,
+            image_id,
+            list(props["architectures"]),
+            GroupFiles(str(props["runtime"]), tuple(props["patches"]), dict.fromkeys(members, "/")),
+            {node: self.run.transport(node) for node in members},
+            {node: str(props["roots"][node]) for node in members},
+            lambda: check_cancel("what the image says is kept once it has answered"),
+        )
+        failures = [finding for finding in inside.findings if finding.severity == "fail"]
+        for finding in inside.findings:
             if finding.severity != "fail":
                 say(finding.line)
         if failures:
@@ -94,8 +73,9 @@ class ImageCheckProvider(SparkProvider):
                 do=first.do,
                 evidence=[other.line.splitlines()[0] for other in others],
             )
-        versions = reports[0].versions if reports else {}
-        return {**props, "versions": versions, "warnings": [finding.line.splitlines()[0] for finding in judged]}
+        versions = inside.reports[0].versions if inside.reports else {}
+        warnings = [finding.line.splitlines()[0] for finding in inside.findings]
+        return {**props, "versions": versions, "warnings": warnings}
 
 
 class ImageCheck(Resource, module="spark", name="ImageCheck"):
