@@ -30,6 +30,7 @@ INTRODUCTION = """# Commands
 
 `python -m automation COMMAND`, inside `. ./env`, or the target `stack-COMMAND` of `make` with `STACK=NAME`.
 How to use them: [Operate a deployment](how-to/automation.md).
+`make` itself ends with 2 whatever a command ends with: where the status matters, run the command.
 
 ## Exit statuses
 
