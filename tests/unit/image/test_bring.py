@@ -15,6 +15,8 @@ from spark_core.settings import ImageSettings
 from spark_core.settings.image import BuildSettings
 from tests.unit.image.conftest import Site, layer_tar, write_archive
 
+pytestmark = pytest.mark.slow
+
 NAME = "registry.example/vllm:latest"
 
 

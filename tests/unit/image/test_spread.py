@@ -15,6 +15,8 @@ from spark_core.settings import ImageSettings
 from tests.unit.image.conftest import MIB, Site, layer_tar, write_archive
 from tests.unit.transfer.live_node import Cable
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_image_on_one_node_comes_to_all_others_with_its_very_id(site: Site) -> None:
     site.load("a")
