@@ -152,6 +152,8 @@ def spread(
                     raise
                 giver, way, chosen = source, ALONE, row[:1]
             lacking = _looked_at(chosen, states, contents, report, check)
+            if not lacking:  # another run has brought something meanwhile
+                continue
             _require_space(lacking, contents)
             done = _carry(contents, giver, lacking, (way, ways), report, check)
         having = having or next(iter(done), None)
@@ -196,12 +198,14 @@ def _looked_at(
     report: Callable[[str], None],
     check: Callable[[], None],
 ) -> list[_Lacking]:
-    """The nodes with what is on its way to them, once no other run brings the image there."""
+    """The nodes with what is on its way to them; none after another run that brought the image there has ended."""
     moved, since, said = -1, time.monotonic(), False
     while True:
         places = [place_of(node.transport, node.root, contents.image_id, None) for node in row]
         looks = at_once([_looking(place) for place in places], check)
         held = [(node, look) for node, look in zip(row, looks, strict=True) if look.held]
+        if not held and said:
+            return []
         if not held:
             return [_Lacking(node, states[node.node], look) for node, look in zip(row, looks, strict=True)]
         node, look = held[0]
@@ -223,7 +227,18 @@ def _looked_at(
 
 
 def _looking(place: Place) -> Callable[[], Look]:
-    return lambda: look_at(place)
+    return lambda: _look(place)
+
+
+def _look(place: Place) -> Look:
+    """A look at a folder that another run may be about to remove, since the image is in Docker."""
+    try:
+        return look_at(place)
+    except CommandError as error:
+        if "No such file" not in error.what:
+            raise
+        time.sleep(_WAIT_S)
+        return look_at(place)
 
 
 def _require_space(lacking: Sequence[_Lacking], contents: ImageContents) -> None:

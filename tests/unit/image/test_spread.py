@@ -261,6 +261,7 @@ def test_two_runs_bring_an_image_once(site: Site) -> None:
     thread.join(30)
     assert failed == []
     assert any("wait for process" in line for line in other.told)
+    assert len(other.told) == 1
     assert site.is_clean("ab")
 
 
