@@ -21,7 +21,7 @@ from spark_core.journal import StackFolder
 from spark_core.settings import NodeSettings, Settings, SetupCommand
 from spark_core.settings.host import HostFile
 from spark_core.transport.connection import Connection, jump_of
-from spark_core.tuning import owner_file
+from spark_core.tuning import items_of, owner_file
 
 _OF_THIS_CONTROLLER = tuple(
     f"connection.{hop}{name}" for hop in ("", "proxy.") for name in ("agentSocketPath", "privateKey")
@@ -83,7 +83,7 @@ class SparkNode(pulumi.ComponentResource):
             stack=args.stack,
             root=self.folder.root,
             sysctls=settings.host.parameters,
-            tuning=settings.host.tuning,
+            tuning=items_of(settings),
             placed={file.target: _placed(file) for file in settings.host.files},
             setup={setup.name: setup.delete for setup in settings.host.setup if setup.delete},
             files={f"{self.folder.files}/{file.remote}": file.sha256 for file in args.files},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import socket
 import threading
 import time
@@ -59,6 +60,7 @@ class Head(Rank):
         self._next_tell = 0.0
         self._kept: object = None
         self._moved = False
+        self._with_token = settings.over_ray and ray_node.knows_tokens()
         self._outbox = notices.Outbox()
         self._watch = notices.Watch(settings.group)
 
@@ -217,7 +219,7 @@ class Head(Rank):
             self._begin()
         elif step == "join" and self.settings.over_ray:
             self._require_free_port(self.settings.node_address, self.settings.ray_port, "Ray")
-            self.start_ray(head=True)
+            self.start_ray(head=True, token=self.protocol.token)
         elif step == "join":
             self._require_free_port(self.settings.node_address, self.settings.master_port, "the ranks of vLLM")
             self._start_vllm()
@@ -233,6 +235,7 @@ class Head(Rank):
     def _begin(self) -> None:
         with self._lock:
             generation = self.protocol.begin(time.monotonic())
+            self.protocol.token = secrets.token_hex(32) if self._with_token else ""
         status.keep_generation_number(self.settings.state_dir, generation.n)
         self.vllm = self.ray = self._probe = self._canary = self._counters = self.last_canary = self._died = None
         self._moved = False

@@ -136,6 +136,8 @@ class LeaseReply:
     order: Order
     phase: str
     detail: str = ""
+    token: str = field(default="", repr=False)
+    """By which the members' Ray know each other, of this generation only; empty where the image's Ray asks for none."""
     group_state: Mapping[str, Any] = field(default_factory=dict)
     """What the head knows of the group, for the worker's own status; nothing follows from it."""
 
@@ -157,6 +159,7 @@ class LeaseReply:
             order=order,
             phase=_text(value, "phase"),
             detail=_text(value, "detail", ""),
+            token=_text(value, "token", ""),
             group_state=value["group_state"] if isinstance(value.get("group_state"), dict) else {},
         )
 

@@ -159,6 +159,8 @@ class HeadProtocol:
     restart_wanted: bool = False
     held: bool = False
     """Somebody wants this group stopped; the shell reads it from the node's disk."""
+    token: str = field(default="", repr=False)
+    """Told to members only; the shell draws it anew for each generation."""
     digest: Mapping[str, Any] = field(default_factory=dict)
     """What every answer tells the workers of the group; the shell keeps it."""
     may_join: bool = False
@@ -202,7 +204,8 @@ class HeadProtocol:
         joins = self.may_join and not self.ended and self._breach is None and self._is_member(request)
         detail = self.end_reason or self.detail
         order: Order = "join" if joins else "idle"
-        return LeaseReply(self.group, self.deployment, self.generation, order, self.phase, detail, self.digest)
+        token = self.token if joins else ""
+        return LeaseReply(self.group, self.deployment, self.generation, order, self.phase, detail, token, self.digest)
 
     def missing(self, now: float) -> list[str]:
         """What still keeps the members from being fixed, one text per rank."""

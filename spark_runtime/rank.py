@@ -218,7 +218,7 @@ class Rank:
         self.generation = generation
         self.first_error, self.exit_codes = None, {}
 
-    def start_ray(self, head: bool) -> Child:
+    def start_ray(self, head: bool, token: str) -> Child:
         """Start Ray on this node, with what of the fabric can be used now."""
         settings = self.settings
         self._look_at_fabric()
@@ -233,6 +233,10 @@ class Rank:
             extra=settings.ray_arg,
         )
         self.memory.starts()
+        try:
+            self.env |= ray_node.token_env(token)
+        except OSError as error:
+            raise GenerationFailed(f"cannot write Ray's token: {error.strerror}", "supervisor") from None
         self.ray = self.start("ray", argv, ray_node.start_env(self.env), self.on_line)
         return self.ray
 

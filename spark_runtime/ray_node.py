@@ -7,7 +7,10 @@ and both shards would land there.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,10 @@ from typing import Literal
 
 DEFAULT_OBJECT_STORE_BYTES = 1024**3
 """vLLM passes little through Ray's store; the default of 30 % of unified memory would cost the model."""
+PORTS_FROM, PORTS_TO = 6400, 6499
+"""Ray's ports beside its control store are fixed, so that a packet filter can name them: it listens on all interfaces.
+spark_core/packet_filter.py names the same range."""
+TOKEN_FILE = Path("/tmp/spark-vllm-ray-token")  # noqa: S108 (the container's own)
 NUM_CPUS = 2
 """vLLM's Ray actors ask for no CPU; a small count keeps Ray from starting an idle worker for each core."""
 PROBE_MARK = "spark-vllm-nodes:"
@@ -57,19 +64,55 @@ def start_argv(
     """``ray start`` for this node. It blocks, so that its end tells that a part of Ray has died here."""
     if head:
         where = ["--head", "--port", str(port), "--include-dashboard=false", "--temp-dir", str(folder)]
+        where += ["--ray-client-server-port", str(PORTS_FROM + 6)]
     else:
         where = ["--address", f"{head_address}:{port}"]
     return [
-        *("ray", "start", "--block", *where, "--node-ip-address", node_address),
+        *("ray", "start", "--block", *where, "--node-ip-address", node_address, *_fixed_ports()),
         *("--num-gpus", str(gpus), "--num-cpus", str(NUM_CPUS), "--disable-usage-stats"),
         *("--object-store-memory", str(object_store_bytes), *extra),
     ]
+
+
+def _fixed_ports() -> list[str]:
+    names = (
+        "node-manager",
+        "object-manager",
+        "runtime-env-agent",
+        "dashboard-agent-listen",
+        "dashboard-agent-grpc",
+        "metrics-export",
+    )
+    words = [word for offset, name in enumerate(names) for word in (f"--{name}-port", str(PORTS_FROM + offset))]
+    return [*words, "--min-worker-port", str(PORTS_FROM + 10), "--max-worker-port", str(PORTS_TO)]
 
 
 def start_env(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of ``ray start``, which vLLM's worker processes inherit."""
     # A RAY_ADDRESS would make `ray start` think of another cluster.
     return {name: value for name, value in environ.items() if name != "RAY_ADDRESS"}
+
+
+def knows_tokens() -> bool:
+    """Whether this image's Ray can ask for a token; found by its files, since importing it takes seconds."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("ray")
+        folders = spec.submodule_search_locations if spec else None
+        return any((Path(folder) / "_private" / "authentication").is_dir() for folder in folders or ())
+    return False
+
+
+def token_env(token: str, file: Path = TOKEN_FILE) -> dict[str, str]:
+    """Put a generation's token where Ray reads it, mode 600, and say so; nothing without a token. Raises OSError."""
+    if not token:
+        return {}
+    beside = file.with_name(f"{file.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as opened:
+        opened.write(token)
+    beside.replace(file)
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
 
 
 def probe_argv(address: str) -> list[str]:

@@ -27,6 +27,7 @@ class Worker(Rank):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._group_state: dict[str, Any] = {}
+        self._token = ""
         self.protocol = WorkerProtocol(
             settings.group,
             settings.deployment,
@@ -83,7 +84,7 @@ class Worker(Rank):
         if step == "join" and self.protocol.running is not None:
             self.start_log(self.protocol.running)
             if self.settings.over_ray:
-                self.start_ray(head=False)
+                self.start_ray(head=False, token=self._token)
             else:
                 self.start_vllm(self.on_line)
         elif step == "close":
@@ -101,7 +102,7 @@ class Worker(Rank):
         except HeadUnreachable as error:
             self.protocol.unanswered(str(error))
             return "wait"
-        self._group_state = dict(reply.group_state)
+        self._group_state, self._token = dict(reply.group_state), reply.token
         return self.protocol.answered(reply, time.monotonic())
 
     def document(self) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class HostSettings(FrozenModel):
     panic_reboot_s: int | None = Field(
         default=None, ge=1, le=600, description="seconds after a kernel panic or oops until the machine restarts"
     )
+    packet_filter: bool = Field(
+        default=False,
+        description="whether Ray's ports, the status port and the ranks' own can be reached from the fabric only: a "
+        "table of ours in nftables, loaded at boot by a systemd unit",
+    )
     disturb_others: bool = Field(
         default=False,
         description="whether Docker may be restarted, or GPUs be lost to a daemon-reload, while containers of others "

@@ -146,6 +146,8 @@ class Settings(FrozenModel):
             ]
             if self.preflight == "off" and any(node.control_address is None for node in self.nodes):
                 problems.append("fabric.topology: ring needs nodes[].control_address with preflight off")
+        if self.host.packet_filter and not all(node.fabric for node in self.nodes):
+            problems.append("host.packet_filter: found a node without fabric; declare nodes[].fabric of every node")
         if self.fabric.netplan_file in self.fabric.take_over:
             problems.append("fabric.take_over: found netplan_file itself, which is ours")
         return problems

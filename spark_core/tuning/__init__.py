@@ -9,6 +9,7 @@ from spark_core.tuning.notes import place_of, tuning_findings, tuning_look, tuni
 from spark_core.tuning.observe import (
     Tuning,
     TuningFacts,
+    items_of,
     observe_tuning,
     owner_file,
     parse_tuning,
@@ -23,6 +24,7 @@ __all__ = [
     "Tuning",
     "TuningFacts",
     "apply_tuning",
+    "items_of",
     "observe_tuning",
     "owner_file",
     "parse_tuning",

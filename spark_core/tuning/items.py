@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from spark_core import docker_config
+from spark_core import docker_config, packet_filter
 from spark_core.journal import StackFolder
 from spark_core.journal.activation import Live
 from spark_core.journal.file_state import FileState
@@ -232,6 +232,12 @@ def _memory_floor(place: Place, value: str, _found: Mapping[str, FileState]) -> 
     )
 
 
+def _packet_filter(place: Place, value: str, _found: Mapping[str, FileState]) -> tuple[ManagedFile, ...]:
+    stack = place.folder.stack
+    lines = packet_filter.unit_lines(packet_filter.table_of(stack), value)
+    return (_unit(f"spark-vllm-packet-filter-{stack}.service", f"Packet filter of spark-vllm, stack {stack}", *lines),)
+
+
 def _watchdog(_place: Place, _value: str, _found: Mapping[str, FileState]) -> tuple[ManagedFile, ...]:
     path = "/etc/systemd/system.conf.d/60-spark-vllm-watchdog.conf"
     text = _text("[Manager]", f"RuntimeWatchdogSec={WATCHDOG_US // 1_000_000}s")
@@ -252,6 +258,7 @@ ITEMS: Mapping[str, Item] = {
         Item("remove_ipc", _remove_ipc, _remove_ipc_value, _remove_ipc_problem),
         Item("docker_cgroup_driver", _docker, docker_config.cgroup_driver_of, _docker_problem),
         Item("memory_floor_mib", _memory_floor, _matches(rb"\.py \S+ (\d+) \S+$"), _runs),
+        Item("packet_filter", _packet_filter, _matches(rb"^# packet filter: (.+)$"), _runs),
         Item("watchdog", _watchdog, _matches(rb"^RuntimeWatchdogSec="), _watchdog_problem),
     )
 }

@@ -9,6 +9,7 @@ from spark_core.errors import CommandError
 from spark_core.journal import JournalEntry, Journals, Key, journals_fragment, parse_journals
 from spark_core.journal.activation import Live, live_fragment, live_topics, parse_live
 from spark_core.journal.file_state import FileState, complete, files_fragment, parse_files
+from spark_core.packet_filter import filter_value
 from spark_core.settings import Settings
 from spark_core.transport.base import Fragment, Transport, compose, parse_sections, run_checked
 from spark_core.tuning.items import ITEMS, PROJECT, ManagedFile, Place
@@ -66,7 +67,13 @@ def tuning_of(settings: Settings) -> Tuning:
     """
     host = settings.host
     files = tuple(owner_file(file.source, file.target, file.mode, file.sudo) for file in host.files)
-    return Tuning(host.parameters, host.tuning, files, host.disturb_others, settings.hardware == "spark")
+    return Tuning(host.parameters, items_of(settings), files, host.disturb_others, settings.hardware == "spark")
+
+
+def items_of(settings: Settings) -> dict[str, str]:
+    """Setting to value of what a host is to be beside its kernel parameters."""
+    value = filter_value(settings)
+    return settings.host.tuning | ({"packet_filter": value} if value else {})
 
 
 def owner_file(source: str, target: str, mode: str, sudo: bool) -> ManagedFile:

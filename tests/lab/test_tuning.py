@@ -345,3 +345,50 @@ def test_a_stack_with_nothing_declared_never_asks_for_root() -> None:
         assert as_root("spark-a", f"ls -d {place.folder.root} 2>/dev/null || echo gone") == "gone"
     finally:
         as_root("spark-a", "gpasswd -a spark sudo >/dev/null")
+
+
+LISTEN = """
+python3 -c '
+import socket, time
+ports = [socket.create_server(("0.0.0.0", port)) for port in (6379, 6450, 30000, 30001)]
+ports.append(socket.create_server(("192.168.200.12", 41000)))
+time.sleep(300)
+' >/dev/null 2>&1 & echo $!
+"""
+REACH = """
+for place in "$@"; do
+  timeout 2 bash -c "exec 3<>/dev/tcp/${place%:*}/${place#*:}" 2>/dev/null && echo "$place open" || echo "$place shut"
+done
+"""
+
+
+def test_the_packet_filter_lets_ray_in_from_the_fabric_only_over_a_reboot_and_goes_again() -> None:
+    before = snapshot()
+    node = transport()
+    place = opened(node)
+    tuning = tuning_of(settings_of(packet_filter=True))
+    apply_tuning(node, place, tuning)
+    assert values(node, place, tuning) == dict(tuning.items)
+    lab("reboot", "spark-a")
+    node = transport()
+    assert values(node, place, tuning) == dict(tuning.items)
+    as_root("spark-a", LISTEN)
+    time.sleep(2)
+    management = instance.require(INSTANCE).address("spark-a")
+    fabric = "192.168.200.12"
+    places = [f"{address}:{port}" for address in (management, fabric) for port in (6379, 6450, 30001, 30000, 22)]
+    found = dict(line.split(" ") for line in as_root("spark-b", REACH, *places).splitlines())
+    shut = [f"{management}:{port}" for port in (6379, 6450, 30001)]
+    assert found == {at: "shut" if at in shut else "open" for at in places}
+    # A rank's own port on the fabric address, asked for by the other network.
+    as_root("spark-b", f"ip route add 192.168.200.12/32 via {management} dev eth0")
+    assert as_root("spark-b", REACH, f"{fabric}:41000", f"{fabric}:30000").splitlines() == [
+        f"{fabric}:41000 shut",
+        f"{fabric}:30000 shut",
+    ]
+    as_root("spark-b", "ip route del 192.168.200.12/32")
+    assert as_root("spark-b", REACH, f"{fabric}:41000") == f"{fabric}:41000 open"
+    close_journal(node, place.folder)
+    assert as_root("spark-b", REACH, f"{management}:6379") == f"{management}:6379 open"
+    lab("reboot", "spark-a")
+    assert snapshot() == before

@@ -305,6 +305,28 @@ def test_ray_is_started_with_its_address_and_our_arguments_last() -> None:
     assert head[-1] == worker[-1] == "--min-worker-port=1"
     assert "--port" not in worker and "--include-dashboard=false" not in worker  # Ray refuses both there
     assert "RAY_ADDRESS" not in ray_node.start_env({"RAY_ADDRESS": "x", "A": "b"})
+    for argv in (head, worker):
+        ports = [int(argv[at + 1]) for at, word in enumerate(argv) if word.endswith("-port") and word != "--port"]
+        assert len(ports) == len(set(ports)) and "--node-manager-port" in argv
+        assert all(ray_node.PORTS_FROM <= port <= ray_node.PORTS_TO for port in ports)
+
+
+def test_a_token_lies_in_a_file_of_mode_600_and_only_its_path_in_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert ray_node.token_env("", file) == {} and not file.exists()
+    for token in ("first", "second"):
+        env = ray_node.token_env(token, file)
+        assert env == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+        assert file.read_text() == token and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_ray_that_knows_tokens_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not ray_node.knows_tokens()
+    (tmp_path / "ray" / "_private" / "authentication").mkdir(parents=True)
+    assert ray_node.knows_tokens()
 
 
 def test_vllm_gets_the_path_of_the_keys_and_no_key(tmp_path: Path) -> None:

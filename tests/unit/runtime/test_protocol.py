@@ -96,6 +96,20 @@ def serving_head(**more: object) -> tuple[HeadProtocol, Asker]:
     return head, workers
 
 
+def test_the_token_of_a_generation_is_told_to_its_members_only() -> None:
+    head, workers = new_head()
+    head.token = "secret-of-this-generation"
+    for rank in (1, 2):
+        assert workers.ask(rank, 0.0).token == ""
+    head.turn(0.0, Seen())
+    head.turn(0.1, Seen(joinable=True))
+    reply = workers.ask(1, 0.2)
+    assert (reply.order, reply.token) == ("join", "secret-of-this-generation")
+    assert LeaseReply.from_json(reply.as_json()) == reply
+    assert "secret" not in repr(reply) and "secret" not in repr(head)
+    assert workers.ask(1, 0.3, incarnation="b").token == ""
+
+
 def test_an_engine_that_stands_still_is_ended_at_once_and_a_bad_answer_only_when_it_comes_again() -> None:
     head, workers = serving_head()
     for rank in (1, 2):

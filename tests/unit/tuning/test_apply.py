@@ -25,6 +25,7 @@ ALL = {
     "remove_ipc": "false",
     "docker_cgroup_driver": "cgroupfs",
     "memory_floor_mib": "4096",
+    "packet_filter": "enP2p1s0f1np1,enp1s0f1np1 192.168.200.12,192.168.200.13 30001,6379,6400-6499",
     "watchdog": "true",
 }
 OWNERS = ManagedFile("/etc/owner/notes.conf", b"a = 1\n", "0640", makes_folder=True)
