@@ -12,7 +12,7 @@ PYTEST := PYTHONNODEBUGRANGES=1 $(VENV)/python -m pytest -q
 STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
 .DEFAULT_GOAL := help
-.PHONY: help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-slow test-campaign \
+.PHONY: soak help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-slow test-campaign \
 	test-lab sshd clean-cache
 
 help: ## list these targets
@@ -76,6 +76,10 @@ test-lab: LABS = lab and not campaign
 test-lab: bootstrap ## end to end on emulated hosts; minutes, root
 	$(STEP) 'lab tests (emulated hosts, end to end; minutes)'
 	@$(RUN_LABS)
+
+soak: bootstrap ## faults one after another on the deployed stack dev; hours
+	$(STEP) 'faults and a soak (deployed stack dev; hours)'
+	@$(IN_ENV) $(VENV)/python -m bench.faults --rounds 1 --soak 200
 
 test-campaign: LABS = lab and campaign
 test-campaign: bootstrap ## long tests: killed runs, healing, lost nodes; not part of `make test`

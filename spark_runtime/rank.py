@@ -385,6 +385,7 @@ class Rank:
             "deployment": settings.deployment,
             "rank": settings.rank,
             "nodes": settings.nodes,
+            "address": settings.node_address,
             "incarnation": self.incarnation,
             "pid": os.getpid(),
             "generation": self.generation.as_json() if self.generation else None,

@@ -107,6 +107,16 @@ def _diagnose(state_dir: Path) -> int:
     return 0
 
 
+def _listeners(state_dir: Path) -> int:
+    """One line for each listening socket of this container: where, which port, whose."""
+    own = str((status.read_json(state_dir / "status.json") or {}).get("address") or "")
+    named = {own: "fabric", "0.0.0.0": "all interfaces", "::": "all interfaces", "127.0.0.1": "loopback"}  # noqa: S104
+    for each in sockets.own_sockets():
+        if each.state == "listening":
+            print(f"{named.get(each.address, each.address):16} {each.port:5} {each.process}")
+    return 0
+
+
 def _restart(state_dir: Path) -> int:
     request = state_dir / "restart.request"
     request.touch()
@@ -129,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         ("status", _status, "print this rank's status as JSON; exit code 0 when it is serving"),
         ("health", _health, "exit code 0 when serving or on the way to it, 1 when failed or stuck"),
         ("restart", _restart, "ask for a new generation of the group"),
+        ("listeners", _listeners, "print what listens where in this container"),
         ("diagnose", _diagnose, "print what this generation's log says so far, and this rank's sockets, as JSON"),
     ):
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)

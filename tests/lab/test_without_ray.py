@@ -1,6 +1,6 @@
-"""`backend: mp` serves over two hosts without Ray, with tensor and with pipeline parallelism, on real Docker and vLLM.
+"""`backend: mp` serves over two hosts without Ray, on real Docker and vLLM.
 
-It needs what test_end_to_end.py needs, and about ten minutes. The tests build on each other and run in order.
+It needs what test_end_to_end.py needs, and about six minutes. The tests build on each other and run in order.
 
 To clean up after an aborted run: ``SPARK_VLLM_HOME=… python -m lab down --instance t-mp``.
 """
@@ -8,11 +8,8 @@ To clean up after an aborted run: ``SPARK_VLLM_HOME=… python -m lab down --ins
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -69,23 +66,4 @@ def test_a_killed_engine_of_the_other_host_is_healed_without_a_command(deploymen
         assert time.monotonic() < deadline, status
         time.sleep(1)
     assert "rank 1 on spark-b" in status["healing"]["last_failure"]["line"]
-    assert completes(deployment)
-
-
-def test_pipeline_parallelism_serves_too(deployment: Deployment) -> None:
-    # Every stage needs both kinds of layers: vLLM wants all workers to agree on the layout of the KV cache. The lab's
-    # model has its only full attention layer in the last stage; here they alternate, with weights that vLLM makes up.
-    folder = deployment.home / "alternating"
-    shutil.copytree(deployment.folder / "model", folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["layer_types"] = ["linear_attention", "full_attention"] * 2
-    (folder / "config.json").write_text(json.dumps(config))
-
-    def with_model(settings: dict[str, Any]) -> None:
-        settings["groups"]["main"]["model"]["source"] = f"controller:{folder}"
-
-    serving = {"backend": "mp", "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "load_format": "dummy"}
-    deployment.configure(serving, edit=with_model)
-    outcome = deployment.up()
-    assert outcome.code == 0, outcome.text[-3000:]
     assert completes(deployment)
