@@ -77,11 +77,12 @@ class Group:
         return status
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+@pytest.fixture(scope="module", params=["ray", "mp"])
+def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     made = Deployment("t-heal", tmp_path_factory.mktemp("home"))
     try:
         made.start()
+        made.configure({"backend": request.param})
         outcome = made.up()
         assert outcome.code == 0, outcome.text[-3000:]
         deployed = Group(made, made.outputs())
@@ -112,25 +113,41 @@ def test_a_killed_engine_of_the_head(group: Group) -> None:
     assert status["healing"]["last_failure"]["source"] == "vllm"
 
 
-def test_a_worker_killed_by_hand_stays_down_and_is_named_until_somebody_starts_it(group: Group) -> None:
+def test_a_head_that_is_restarted_alone_restarts_the_whole_group(group: Group) -> None:
     before, start = group.number(), time.monotonic()
-    group.deployment.on(WORKER, f"docker kill {RANK1}")
+    group.deployment.on(HEAD, f"docker restart -t 60 {RANK0}")
+    status = group.healed("docker restart of the head alone", before, start)
+    assert group.deployment.status(WORKER)["generation"] == status["generation"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "phase", "text"),
+    [
+        ("kill", "waiting_for_ranks", "does not report any more; its node answers: killed by hand"),
+        ("stop", "failed", "was stopped by hand or by its deployment (SIGTERM)"),
+    ],
+)
+def test_a_worker_stopped_by_hand_stays_down_and_is_named_until_the_next_up(
+    group: Group, verb: str, phase: str, text: str
+) -> None:
+    before, start = group.number(), time.monotonic()
+    group.deployment.on(WORKER, f"docker {verb} {RANK1}")
     deadline = time.monotonic() + PATIENCE_S
-    text = "rank 1 on spark-b (192.168.200.13) does not report any more; its node answers: killed by hand"
-    while text not in (status := group.deployment.status(HEAD))["detail"]:
+    named = f"rank 1 on spark-b (192.168.200.13) {text}"
+    while named not in (status := group.deployment.status(HEAD))["detail"]:
         assert time.monotonic() < deadline, json.dumps(status, indent=1)
         time.sleep(0.5)
-    named = time.monotonic() - start
-    group.measured.append(f"{'docker kill of the worker':40} named after {named:5.1f} s")
-    assert status["phase"] == "waiting_for_ranks" and not group.answers()
+    group.measured.append(f"{f'docker {verb} of the worker':40} named after {time.monotonic() - start:5.1f} s")
+    assert status["phase"] == phase and not group.answers()
     assert "rank 1 on spark-b" in status["healing"]["last_failure"]["line"]
     shown = group.deployment.preview()
     assert shown.code == 0 and "spark-b: " in shown.text, shown.text[-3000:]
     running = group.deployment.on(WORKER, f"docker inspect -f '{{{{.State.Running}}}}' {RANK1}")
     assert running.strip() == "false"
     start = time.monotonic()
-    group.deployment.on(WORKER, f"docker start {RANK1}")
-    group.healed("started again by hand", before, start)
+    outcome = group.deployment.up()
+    assert outcome.code == 0, outcome.text[-3000:]
+    group.healed("the next up", before, start)
 
 
 def test_a_host_that_loses_its_power_and_gets_it_back(group: Group) -> None:
