@@ -21,6 +21,7 @@ from typing import Any
 
 from spark_core.errors import CommandError, GateError, SparkError, UnreachableError
 from spark_core.group import RUNTIME_TARGET
+from spark_core.kernel_lines import keep_kernel_lines
 from spark_core.transport.base import Transport, command, parse_sections, run_checked, script
 
 POLL_S = 1.0
@@ -241,7 +242,8 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
     accounts = [(_time_of(account), state, account) for state in present if (account := _account(state))]
     if accounts:
         _, state, first = min(accounts, key=lambda found: found[0])
-        return _told(first, state, states)
+        kernel = [line for known, rank in zip(states, ranks, strict=True) for line in _kernel(rank, known)]
+        return _told(first, state, states, kernel)
     for state, rank in zip(states, ranks, strict=True):
         if state.phase == "no container":
             return GateError(
@@ -278,7 +280,14 @@ def failure_of(states: Sequence[RankState], ranks: Sequence[Rank]) -> GateError 
     return None
 
 
-def _told(first: Mapping[str, Any], state: RankState, states: Sequence[RankState]) -> GateError:
+def _kernel(rank: Rank, state: RankState) -> list[str]:
+    lines = keep_kernel_lines(rank.transport, rank.state_folder, rank.rank, state.status or {})
+    return [f"kernel of {state.node}: {line}" for line in lines]
+
+
+def _told(
+    first: Mapping[str, Any], state: RankState, states: Sequence[RankState], kernel: Sequence[str] = ()
+) -> GateError:
     """A first error with the rank it is of, what it means, and what to do."""
     culprit = _culprit(first, state, states)
     diagnosis = first.get("diagnosis")
@@ -296,7 +305,7 @@ def _told(first: Mapping[str, Any], state: RankState, states: Sequence[RankState
         str(first.get("line") or "the rank failed"),
         where=f"{culprit.node}, rank {culprit.rank}",
         do=do,
-        evidence=[*meaning, *hints, *ended, *oom, *lines],
+        evidence=[*meaning, *hints, *ended, *oom, *kernel, *lines],
     )
 
 

@@ -15,6 +15,8 @@ from spark_core.settings import Settings
 
 RAY_PORTS = (6400, 6499)
 """The fixed range of Ray's ports beside its control store: see spark_runtime/ray_node.py."""
+RAY_CLIENT_PORT = 10001
+"""Of Ray's client server, where the image has one; Ray refuses to be told a port where it has none."""
 _VALUE = re.compile(r"^([\w.,@-]+) ([\d.,]+) ([\d,-]+)$")
 
 
@@ -32,7 +34,7 @@ def filter_value(settings: Settings) -> str | None:
     for group in settings.groups.values():
         serving = group.serving
         if serving.backend == "ray":
-            ports |= {str(serving.ray_port), "-".join(map(str, RAY_PORTS))}
+            ports |= {str(serving.ray_port), "-".join(map(str, RAY_PORTS)), str(RAY_CLIENT_PORT)}
         else:
             ports.add(str(serving.master_port))
         ports.add(str(serving.status_port))

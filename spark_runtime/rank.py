@@ -123,6 +123,7 @@ class Rank:
         self.first_error: FirstError | None = None
         self.exit_codes: dict[str, int] = {}
         self._since = self._progress_at = self._failed_phase_since = time.time()
+        self._generation_started: float | None = None
         self._published = 0.0
         self._stop = False
         self._status_path = settings.state_dir / "status.json"
@@ -215,7 +216,7 @@ class Rank:
             self.log.close()
         self.log = logs.GenerationLog(folder / str(generation.n), self.settings.rank, self.settings.log_limit_bytes)
         logs.keep_newest(folder, self.settings.keep_generations)
-        self.generation = generation
+        self.generation, self._generation_started = generation, time.time()
         self.first_error, self.exit_codes = None, {}
 
     def start_ray(self, head: bool, token: str) -> Child:
@@ -389,6 +390,7 @@ class Rank:
             "incarnation": self.incarnation,
             "pid": os.getpid(),
             "generation": self.generation.as_json() if self.generation else None,
+            "generation_started": self._generation_started,
             "phase": self.phase,
             "since": self._since,
             "updated": time.time(),

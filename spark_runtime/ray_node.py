@@ -64,7 +64,6 @@ def start_argv(
     """``ray start`` for this node. It blocks, so that its end tells that a part of Ray has died here."""
     if head:
         where = ["--head", "--port", str(port), "--include-dashboard=false", "--temp-dir", str(folder)]
-        where += ["--ray-client-server-port", str(PORTS_FROM + 6)]
     else:
         where = ["--address", f"{head_address}:{port}"]
     return [

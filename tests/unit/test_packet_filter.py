@@ -33,7 +33,7 @@ def test_nothing_is_filtered_unless_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("change", "ports"),
-    [({}, "30001,6379,6400-6499"), ({"groups.main.serving.backend": "mp"}, "29501,30001")],
+    [({}, "10001,30001,6379,6400-6499"), ({"groups.main.serving.backend": "mp"}, "29501,30001")],
     ids=["ray", "mp"],
 )
 def test_it_names_the_ports_of_the_backend_and_every_fabric_interface(change: dict[str, Any], ports: str) -> None:
