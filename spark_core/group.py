@@ -264,6 +264,8 @@ def _supervisor_arguments(
         node.rank_address or "127.0.0.1",
         "--ray-port",
         str(serving.ray_port),
+        "--ray-token",
+        serving.ray_token,
         "--master-port",
         str(serving.master_port),
         "--status-port",

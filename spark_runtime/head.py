@@ -60,7 +60,7 @@ class Head(Rank):
         self._next_tell = 0.0
         self._kept: object = None
         self._moved = False
-        self._with_token = settings.over_ray and ray_node.knows_tokens()
+        self._with_token = settings.over_ray and settings.ray_token == "auto" and ray_node.knows_tokens()  # noqa: S105 (a choice)
         self._outbox = notices.Outbox()
         self._watch = notices.Watch(settings.group)
 

@@ -54,6 +54,7 @@ class Settings:
     head_address: str
     node_address: str
     ray_port: int
+    ray_token: str
     master_port: int
     status_port: int
     serve_port: int

@@ -153,6 +153,10 @@ class ServingSettings(FrozenModel):
         default=None, description="host in the exported endpoint; default: the head's management_address"
     )
     ray_port: Port = Field(default=6379, description="port of Ray's control store on the head; backend ray")
+    ray_token: Literal["auto", "off"] = Field(
+        default="auto",
+        description="whether Ray asks for a token, drawn anew for each generation: auto where the image's Ray can",
+    )
     master_port: Port = Field(default=29501, description="port on the head where the ranks meet; backend mp")
     status_port: Port = Field(default=30001, description="port of the supervisor's status on the head, fabric only")
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
