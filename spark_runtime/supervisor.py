@@ -159,7 +159,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         run.add_argument(f"--{name}", required=True)
     run.add_argument("--ray-port", type=int, default=6379, help="of Ray's control store on the head; backend ray")
     run.add_argument(
-        "--ray-token", choices=("auto", "off"), default="auto", help="auto: Ray asks for a token if this image's can"
+        "--ray-token", choices=("auto", "off"), default="off", help="auto: Ray asks for a token if this image's can"
     )
     run.add_argument("--master-port", type=int, default=29501, help="where the ranks meet on the head; backend mp")
     for name in ("rank", "nodes", "gpus-per-node", "status-port", "serve-port"):

@@ -154,8 +154,8 @@ class ServingSettings(FrozenModel):
     )
     ray_port: Port = Field(default=6379, description="port of Ray's control store on the head; backend ray")
     ray_token: Literal["auto", "off"] = Field(
-        default="auto",
-        description="whether Ray asks for a token, drawn anew for each generation: auto where the image's Ray can",
+        default="off",
+        description="whether Ray asks for a token, drawn anew for each generation: off, or auto where the image's Ray can",
     )
     master_port: Port = Field(default=29501, description="port on the head where the ranks meet; backend mp")
     status_port: Port = Field(default=30001, description="port of the supervisor's status on the head, fabric only")

@@ -27,6 +27,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     made = Deployment("t-ray", tmp_path_factory.mktemp("home"))
     try:
         made.start()
+        made.configure({"ray_token": "auto"})
         outcome = made.up()
         assert outcome.code == 0, outcome.text[-3000:]
         yield made

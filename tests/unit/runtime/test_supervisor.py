@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.runtime.runtime_group import ADDRESSES, KEY, Group, eventually, scenario
+from tests.unit.runtime.runtime_group import ADDRESSES, KEY, Group, Supervisor, eventually, scenario
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +132,25 @@ def test_a_group_stopped_on_request_stays_down_over_restarts_and_starts_when_ask
     eventually(lambda: worker.status()["group_state"].get("phase") == "serving", worker.status)
     shown = worker.status()["group_state"]
     assert shown["ranks"]["0"] == "serving" and shown["last_good_canary_at"]
+
+
+@scenario
+def test_a_supervisor_costs_less_than_40_mb_and_half_a_percent_of_a_core(group: Group) -> None:
+    real = "--lease-interval-s 2 --lease-timeout-s 25"
+    ranks = [group.start(0, real), group.start(1, real)]
+    ranks[0].wait_for("serving")
+
+    def used_s(rank: Supervisor) -> float:
+        fields = Path(f"/proc/{rank.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before, start = [used_s(rank) for rank in ranks], time.monotonic()
+    time.sleep(20)
+    for rank, used in zip(ranks, before, strict=True):
+        share = (used_s(rank) - used) / (time.monotonic() - start)
+        rss = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{rank.process.pid}/status").read_text())
+        assert rss is not None and int(rss.group(1)) < 40 * 1024
+        assert share < 0.005, f"{share:.2%} of a core"
 
 
 @scenario
