@@ -155,7 +155,7 @@ class ServingSettings(FrozenModel):
     ray_port: Port = Field(default=6379, description="port of Ray's control store on the head; backend ray")
     ray_token: Literal["auto", "off"] = Field(
         default="off",
-        description="whether Ray asks for a token, drawn anew for each generation: off, or auto where the image's Ray can",
+        description="whether Ray asks for a token, drawn anew for each generation: off, or auto where its version can",
     )
     master_port: Port = Field(default=29501, description="port on the head where the ranks meet; backend mp")
     status_port: Port = Field(default=30001, description="port of the supervisor's status on the head, fabric only")

@@ -128,6 +128,8 @@ class Scenario:
     def mortal(self, node: Node) -> None:
         if isinstance(node.supervisor, SimWorker):
             node.supervisor.unheard_s = 0.0
+        if node.held_since is not None:
+            node.held_since = self.world.time  # from now on it can be ended
         for process in list(node.processes):
             process.immortal = False
             if node.supervisor is None:  # killed long ago
