@@ -124,7 +124,8 @@ class Recorder:
             self.failed.append(_name(step.urn))
             self._end(step.urn, _STEPS.get(step.op, str(step.op.value)), False)
         elif event.summary_event is not None:
-            self.totals = {OpType(op).value: int(n) for op, n in event.summary_event.resource_changes.items()}
+            counts = event.summary_event.resource_changes or {}
+            self.totals = {OpType(op).value: int(n) for op, n in counts.items()}
 
     def _end(self, urn: str, action: str, ok: bool) -> None:
         self.ended(_name(urn), action, time.monotonic() - self._started.get(urn, time.monotonic()), ok)
