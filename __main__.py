@@ -58,6 +58,7 @@ image = ServingImage(
         group=group_name,
         files=files,
         config=stack.configs.get(group_name, ""),
+        fabric=fabric,
     ),
 )
 proof = prove_fabric(

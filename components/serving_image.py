@@ -9,6 +9,7 @@ import pulumi
 
 from components.fabric_interfaces import interfaces_of
 from components.node_files import FilesOfGroup
+from components.roce_fabric import RoceFabric
 from components.spark_node import SparkNode
 from providers.image_check import ImageCheck
 from providers.image_copy import ImageCopy
@@ -35,6 +36,8 @@ class ServingImageArgs:
     """Name of the group that is served from it."""
     files: FilesOfGroup
     """The files of the group; its patches lie over those of the image."""
+    fabric: RoceFabric
+    """The fabric that layers go over."""
     config: str
     """Text of the ``config.json`` of the group's model, or empty if it is not there yet."""
 
@@ -69,7 +72,9 @@ class ServingImage(pulumi.ComponentResource):
                 for node in args.nodes
                 if node.args.node.fabric_address is not None
             },
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[node.host for node in args.nodes]),
+            opts=pulumi.ResourceOptions(
+                parent=self, depends_on=[*(node.host for node in args.nodes), *args.fabric.links]
+            ),
         )
         self.known_id = known
         self.image_id = pulumi.Output.from_input(known) if known else self.copy.found_id

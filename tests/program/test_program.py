@@ -89,13 +89,24 @@ def test_the_cluster_starts_after_fabric_image_weights_and_files(stack: str) -> 
     needed = {
         item["name"]
         for item in rendered(stack).registered
-        if item["type"].rpartition(":")[2] in {"FabricLink", "ImageCopy", "WeightsCopy", "NodeHost", "CopyToRemote"}
+        if item["type"].rpartition(":")[2]
+        in {"FabricLink", "ImageCopy", "ImageCheck", "WeightsCopy", "NodeHost", "CopyToRemote"}
     }
     assert len(needed) >= 8
     assert needed <= set(cluster["dependencies"])
     names = [item["name"] for item in rendered(stack).registered]
     first = min(names.index(item["name"]) for item in rendered(stack).of_type("Container"))
     assert all(names.index(name) < first for name in needed)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_image_goes_over_a_fabric_that_is_configured_and_is_looked_into_before_weights_are_copied(
+    stack: str,
+) -> None:
+    found = rendered(stack).by_name
+    assert {"fabric-spark-a", "fabric-spark-b"} <= set(found["ImageCopy image-copy"]["dependencies"])
+    assert "image-copy" in found["ImageCheck main-image-check"]["dependencies"]
+    assert "main-image-check" in found["FabricProof main-fabric-proof"]["dependencies"]
 
 
 @pytest.mark.parametrize("stack", STACKS)
