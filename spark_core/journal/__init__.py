@@ -149,7 +149,9 @@ def close_journal(transport: Transport, folder: StackFolder, *, disturb_others: 
         transport,
         script(
             '[ ! -e "$1" ]; rmdir --ignore-fail-on-non-empty -- "$(dirname "$1")" 2>/dev/null || true; '
-            '[ ! -d "$2" ] || rmdir --ignore-fail-on-non-empty -- "$2"',
+            # With the last stack goes what copies on their way have left empty.
+            '[ ! -d "$2" ] || [ -e "$(dirname "$1")" ] || { find "$2" -mindepth 1 -maxdepth 1 -type d -empty -delete; '
+            'rmdir --ignore-fail-on-non-empty -- "$2"; }',
             folder.path,
             folder.root,
         ),

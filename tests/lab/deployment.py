@@ -1,7 +1,8 @@
 """A deployment on a lab of its own, driven from outside as a person does: pulumi, ssh, HTTP.
 
 The stack is `dev` with other addresses; its state, passphrase and lab lie in a folder of the test run. Stacks that are
-only previewed need neither image nor model: with ``hosts_only`` they get an image id and a made-up folder of weights.
+only previewed need neither image nor model: with ``hosts_only`` they get the name of an image and a made-up folder of
+weights.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Deployment:
             else:
                 group["serving"][key] = value
         if self.hosts_only:
-            config["image"] = {"local_id": f"sha256:{'0' * 64}"}
+            config["image"] = {"registry": f"localhost/none@sha256:{'0' * 64}"}
             config.setdefault("severities", {})["image-missing"] = "ignore"
             group["model"]["source"] = f"controller:{self._weights()}"
         if edit is not None:

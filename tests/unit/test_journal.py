@@ -349,6 +349,7 @@ def test_an_undo_that_was_cut_between_two_entries_goes_on_where_it_was(folder: S
 
 def test_closing_leaves_no_trace_and_may_be_repeated(node: LocalNode, folder: StackFolder) -> None:
     open_journal(node, folder, ["main"])
+    (Path(folder.root) / "images").mkdir()
     assert close_journal(node, folder) == []
     assert not Path(folder.root).exists()
     assert close_journal(node, folder) == []
