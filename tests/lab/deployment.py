@@ -123,7 +123,6 @@ class Deployment:
                 group["serving"][key] = value
         if self.hosts_only:
             config["image"] = {"registry": f"localhost/none@sha256:{'0' * 64}"}
-            config.setdefault("severities", {})["image-missing"] = "ignore"
             group["model"]["source"] = f"controller:{self._weights()}"
         if edit is not None:
             edit(config)

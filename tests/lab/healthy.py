@@ -23,8 +23,8 @@ NETPLAN = "/etc/netplan/40-fabric-of-the-owner.yaml"
 RECORDINGS = PROJECT / "tests" / "fixtures" / "spark"
 KERNEL = RECORDINGS / "uname-a" / "6.17.0-1014.txt"
 
-IMPOSSIBLE_HERE = {"memlock-limit"}
-"""No lab host may raise limits (CAP_SYS_RESOURCE), so this one is always found."""
+IMPOSSIBLE_HERE = {"memlock-limit", "image-unknown"}
+"""Always found: no lab host may raise limits (CAP_SYS_RESOURCE), and hosts without an image have none to look into."""
 
 _PREPARE = """
 sed -i 's/^127.0.1.1 .*/{address} {host}/' /etc/hosts
