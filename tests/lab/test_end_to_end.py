@@ -325,11 +325,12 @@ def test_a_changed_max_model_len_shows_that_setting_and_what_it_restarts_and_not
     assert preview.code == 0, preview.text[-3000:]
     changed = [line for line in preview.lines if re.match(r"^\s+[~+-]+ ", line) and "=>" in line]
     known = re.compile(
-        r'"512" => "640"|=> \[unknown\]|"[0-9a-f]{12}" => "[0-9a-f]{12}"'
-    )  # setting, new ids, deployment id
+        r'"512" => "640"|max_model_len\s*: 512 => 640|=> \[unknown\]|"[0-9a-f]{12}" => "[0-9a-f]{12}"'
+        r'|question\s*: "[0-9a-f]{20}" => "[0-9a-f]{20}"'
+    )  # the setting in the command and in the kept settings, new ids, deployment id, what the image is asked
     assert any('"512" => "640"' in line for line in changed), preview.text[-4000:]
     assert [line for line in changed if not known.search(line)] == []
-    assert preview.count("to replace") == 2 and preview.count("to update") == 1
+    assert preview.count("to replace") == 2 and preview.count("to update") == 3  # image check, gate, kept settings
     assert preview.count("to create") == 0 and preview.count("to delete") == 0
     outcome = deployment.up()
     assert outcome.code == 0, outcome.text[-3000:]
