@@ -276,10 +276,16 @@ def _taken_back(watch: _Watch, error: SparkError) -> CommandError:
 
 def _roll_back_now(watch: _Watch) -> None:
     """Let the rollback begin if it still waits, and see it end."""
+    refused: CommandError | None = None
     for _ in range(_ROLLBACK_TAKES_S):
         if watch.waits:
             now = [root.start_unit(f"{watch.unit}.service"), root.stop_unit(f"{watch.unit}.timer")]
-            root.run_each(watch.transport, now, purpose="expected the node's own rollback")
+            try:
+                root.run_each(watch.transport, now, purpose="expected the node's own rollback")
+            except CommandError as error:  # it may have begun by itself, and be gone, since we looked
+                if refused is not None:
+                    raise
+                refused = error
         elif watch.ended:
             return
         else:

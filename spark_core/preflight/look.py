@@ -119,6 +119,9 @@ def look_at_nodes(
     models = _models(settings, seen, weights)
     findings += model_findings(found.settings, models, totals)
     configs = {name: model.config for name, model in models.items()}
+    for name, look in seen.items():
+        if may_change_with_login(look.facts.docker):  # last: nothing of this look logs in any more
+            transports[name].log_in_again()
     judged = tuple(judge(findings, settings.severities))
     return Preflight(found.settings, judged, found.lines, tuple(notes), weights, configs)
 
@@ -134,8 +137,6 @@ def _look(settings: Settings, stack: str, node: NodeSettings, open_node: Opener)
         )
         sections: Mapping[str, str] = parse_sections(text)
         facts = parse_facts(spec, sections)
-        if may_change_with_login(facts.docker):
-            transport.log_in_again()
         return NodeLook(
             facts,
             parse_network(sections),

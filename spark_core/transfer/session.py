@@ -15,6 +15,7 @@ from typing import Any
 from spark_core.errors import SparkError, UnreachableError
 from spark_core.transfer.look import Place, node_program
 from spark_core.transport.base import Result, script
+from spark_core.transport.openssh import SSH_FAILED
 
 _NO_LIMIT_S = 30 * 86_400.0
 """The deadline of a transfer is its progress."""
@@ -187,6 +188,8 @@ class Session(threading.Thread):
             faults = tuple(Fault(**fault) for fault in told.pop("faults"))
             return Outcome(faults=faults, **told)
         except (ValueError, TypeError, AttributeError, KeyError):
+            if result.status == SSH_FAILED:
+                return self._died("was killed, and all that ran it with it")
             if result.status > _SIGNAL:
                 return self._died(f"was killed by signal {result.status - _SIGNAL}")
             last = (result.stderr.strip().splitlines() or [""])[-1]

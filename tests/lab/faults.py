@@ -85,6 +85,17 @@ def setting(*path: Any, value: Any) -> Edit:
     return edit
 
 
+def as_root(*edits: Edit) -> Edit:
+    """Settings for which root is needed, together with the password that sudo asks for."""
+
+    def edit(config: dict[str, Any]) -> None:
+        for change in edits:
+            change(config)
+        config["ssh"]["sudo_password_file"] = str(Path(config["ssh"]["config_file"]).with_name("sudo_password"))
+
+    return edit
+
+
 def _third_interface(config: dict[str, Any], netdev: str) -> object:
     """Declares one more interface on each node."""
     return [
@@ -358,7 +369,7 @@ MACHINE = [
     Fault(
         "sysctl-missing",
         r"spark-b \(host\.sysctls\): expected the kernel parameter net\.core\.no_such, found none of that name",
-        edit=setting("host", "sysctls", value={"net.core.no_such": "1"}),
+        edit=as_root(setting("host", "sysctls", value={"net.core.no_such": "1"})),
     ),
     Fault(
         "program-missing",
@@ -371,14 +382,14 @@ MACHINE = [
         r"spark-b \(host\.docker_cgroup_driver\): expected an object of JSON in /etc/docker/daemon\.json, found some",
         "cp -a /etc/docker/daemon.json /root/; echo '{' > /etc/docker/daemon.json",
         "mv /root/daemon.json /etc/docker/daemon.json",
-        edit=setting("host", "docker_cgroup_driver", value="cgroupfs"),
+        edit=as_root(setting("host", "docker_cgroup_driver", value="cgroupfs")),
     ),
     Fault(
         "clock-cap-elsewhere",
         r"spark-b \(host\.gpu_clock_cap_mhz\): expected GPU clocks to be set by nobody else, found owners-cap\.service",
         "printf '[Service]\\nExecStart=/usr/bin/nvidia-smi -lgc 200,2150\\n' > /etc/systemd/system/owners-cap.service",
         "rm /etc/systemd/system/owners-cap.service",
-        edit=setting("host", "gpu_clock_cap_mhz", value=2150),
+        edit=as_root(setting("host", "gpu_clock_cap_mhz", value=2150)),
         severity="warning",
     ),
 ]
@@ -559,12 +570,12 @@ FABRIC_FAULTS = [
         rf"spark-b \(fabric\.take_over\): expected no other file that configures {FABRIC}, found {NETPLAN}",
         f"chmod 644 {NETPLAN}",
         f"chmod 600 {NETPLAN}",
-        edit=setting("fabric", "manage", value=True),
+        edit=as_root(setting("fabric", "manage", value=True)),
     ),
     Fault(
         "netdev-is-management",
         r"spark-b \(nodes\[\]\.fabric\[2\]\): expected a fabric interface, found that eth0 is the one we are",
-        edit=lambda config: [setting("fabric", "manage", value=True)(config), _third_interface(config, "eth0")],
+        edit=as_root(setting("fabric", "manage", value=True), lambda config: _third_interface(config, "eth0")),
     ),
     Fault(
         "fabric-undiscovered",

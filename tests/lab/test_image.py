@@ -196,7 +196,7 @@ def test_a_killed_transfer_is_named_and_the_next_run_goes_on(hosts: Hosts) -> No
     hosts.load("spark-a", archive)
     error = hosts.broken(image, lambda: hosts.on("spark-b", "pkill -9 -f spark_core.image.node_layers"), 30 * MIB)
     assert "spark-b" in error.line
-    assert "killed by signal 9" in error.render()
+    assert "was killed" in error.render()
     hosts.bring(image)
     assert hosts.received("spark-b") < sum(map(len, layers)) - 25 * MIB
     assert hosts.layers("spark-b", image) == hosts.layers("spark-c", image)
@@ -311,7 +311,7 @@ def test_the_real_serving_image_comes_from_the_controller_and_is_looked_into(hos
     [flag] = look_inside(hosts, image, **wrong)
     assert flag.code == "flag-refused"
     assert "--enable-prompt-tokens-detailz" in flag.what
-    assert flag.where == "spark-a, spark-b (groups.main.serving)"
+    assert flag.where.endswith("(groups.main.serving)") and all(host in flag.where for host in HOSTS[:2])
     [parser] = look_inside(hosts, image, **{f"{serving}.reasoning_parser": "qwen99"})
     assert parser.code == "parser-unknown"
     assert all(hosts.is_clean(host) for host in HOSTS[:2])
