@@ -108,6 +108,26 @@ def test_a_run_that_takes_longer_than_the_bound_changes_nothing(
     assert not host.netplan_path.exists()
 
 
+def test_a_rollback_that_begins_while_it_is_asked_for_is_seen_to_its_end(
+    host: FakeHost, folder: StackFolder, clock: Clock
+) -> None:
+    """Killed in its trial; the timer fires between the next run's look at it and the request to begin."""
+    before = host.links()
+    host.node.before = killed_in("systemctl stop")
+    with pytest.raises(Killed):
+        apply_fabric(host.node, folder, [PORT], MANAGED)
+
+    def fire(cmd: Command) -> None:
+        if "systemctl start" in " ".join(cmd.argv):
+            host.node.before = lambda _: None
+            host.let_timers_end()
+
+    host.node.before = fire
+    undo_fabric(host.node, folder, [PORT.netdev], [OURS])
+    assert host.links() == before
+    assert trial_files(host) == []
+
+
 def killed_in(step: str, count: int = 1) -> Callable[[Command], None]:
     """A run that is killed just before a command of root."""
     left = [count]
