@@ -35,7 +35,7 @@ from spark_core.transport.connection import ConnectionSpec, resolve
 from spark_core.transport.ssh import SshTransport
 from tests.lab.deployment import Deployment, SecretWatch, chat
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
 HOSTS = ("spark-a", "spark-b")
 TOKEN = "hf_marker_of_this_test"

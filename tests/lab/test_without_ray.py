@@ -15,7 +15,7 @@ import pytest
 
 from tests.lab.deployment import Deployment, chat
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
 HEAD, WORKER = "spark-a", "spark-b"
 RANK1 = "spark-vllm-dev-main-rank1"
