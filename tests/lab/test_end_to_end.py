@@ -411,12 +411,17 @@ def test_a_rank_without_its_pinned_address_says_what_does_not_match_and_serves_a
     deployment: Deployment,
 ) -> None:
     """The same container but for VLLM_HOST_IP: what happens to those who run Ray by hand on two networks."""
-    deployment.on("spark-a", f"python3 - <<'END'\n{WITHOUT_PINNED_ADDRESS}\nEND", timeout_s=120)
-    deadline = time.monotonic() + 180
-    while "VLLM_HOST_IP is not set" not in str(deployment.status("spark-a").get("first_error")):
-        assert time.monotonic() < deadline, deployment.status("spark-a")
-        time.sleep(2)
-    line = deployment.status("spark-a")["first_error"]["line"]
+    # What vLLM then asks the kernel: by which way would I get there? A lab host has no way out, and none is used.
+    deployment.on("spark-a", "ip route replace 8.8.8.8/32 dev eth0", root=True)
+    try:
+        deployment.on("spark-a", f"python3 - <<'END'\n{WITHOUT_PINNED_ADDRESS}\nEND", timeout_s=120)
+        deadline = time.monotonic() + 180
+        while "VLLM_HOST_IP is not set" not in str(deployment.status("spark-a").get("first_error")):
+            assert time.monotonic() < deadline, deployment.status("spark-a")
+            time.sleep(2)
+        line = deployment.status("spark-a")["first_error"]["line"]
+    finally:
+        deployment.on("spark-a", "ip route del 8.8.8.8/32 dev eth0", root=True)
     assert f"ask Ray for the node {deployment.addresses['spark-a']} (from the default route" in line
     assert "Ray registers this node as 192.168.200.12" in line
     deployment.on("spark-a", "docker rm -f spark-vllm-dev-main-rank0")
