@@ -11,7 +11,7 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, folder_of, told
+from providers._adapter import SparkProvider, folder_of, inputs_of, told
 from spark_core.fabric.facts import observe_network
 from spark_core.fabric.netplan import (
     apply_fabric,
@@ -58,7 +58,7 @@ class FabricLinkProvider(SparkProvider):
         live: dict[str, Any] = {"interfaces": live_interfaces(observe_network(transport), wanted)}
         if props["managed"]:
             live["netplan"] = observe_netplan_file(transport, str(props["netplan_file"])) or "absent"
-        kept = {key: props[key] for key in INPUTS if key in props}
+        kept = inputs_of(props, INPUTS)
         return ReadResult(id_, {**props, **live}, {**kept, **live})
 
     @told

@@ -12,7 +12,7 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, say, told
+from providers._adapter import SparkProvider, inputs_of, say, told
 from providers.cancel import CANCELLED, check_cancel
 from spark_core.group import GroupFiles
 from spark_core.proof import FabricReport, ProofRun, prove_fabric
@@ -39,7 +39,7 @@ class FabricProofProvider(SparkProvider):
     @told
     def read(self, id_: str, props: Mapping[str, Any]) -> ReadResult:
         """What was measured is history; whether the fabric is still as declared is for others to see."""
-        return ReadResult(id_, dict(props), {key: props[key] for key in INPUTS if key in props})
+        return ReadResult(id_, dict(props), inputs_of(props, INPUTS))
 
     @told
     def delete(self, _id: str, _props: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from automation.exit_codes import Exit
 from tests.lab.deployment import Deployment, chat, copy_checkout
+from tests.lab.in_order import in_order as in_order
 from tests.lab.operating import HOSTS, PROJECT, ROOT, assert_serves, run
 from tests.lab.runs import BackgroundRun
 
@@ -32,18 +33,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
     finally:
         made.stop()
-
-
-@pytest.fixture(autouse=True)
-def in_order(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that builds on one that failed says so instead of failing in another way."""
-    failed = getattr(request.module, "_failed", None)
-    if failed:
-        pytest.fail(f"not run: it builds on {failed}, which failed")
-    before = request.session.testsfailed
-    yield
-    if request.session.testsfailed != before:
-        request.module._failed = request.node.name
 
 
 def test_up_serves_and_a_second_one_and_drift_find_nothing(served: Deployment) -> None:

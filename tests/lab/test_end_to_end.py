@@ -29,6 +29,7 @@ from tests.lab.deployment import (
     chat,
     copy_checkout,
 )
+from tests.lab.in_order import in_order as in_order
 from tests.lab.watching import launcher
 
 pytestmark = pytest.mark.lab
@@ -95,18 +96,6 @@ def watch(deployment: Deployment) -> Iterator[SecretWatch]:
     watching.start()
     yield watching
     watching.finish()
-
-
-@pytest.fixture(autouse=True)
-def in_order(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that builds on one that failed says so instead of failing in another way."""
-    failed = getattr(request.module, "_failed", None)
-    if failed:
-        pytest.fail(f"not run: it builds on {failed}, which failed")
-    before = request.session.testsfailed
-    yield
-    if request.session.testsfailed != before or getattr(request.node, "rep_failed", False):
-        request.module._failed = request.node.name
 
 
 def asked_of_launcher(deployment: Deployment) -> str:

@@ -22,6 +22,7 @@ import pytest
 
 from tests.lab.deployment import FABRIC, Deployment, chat
 from tests.lab.healthy import TWIN
+from tests.lab.in_order import in_order as in_order
 from tests.lab.runs import Outcome
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
@@ -38,18 +39,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
     finally:
         made.stop()
-
-
-@pytest.fixture(autouse=True)
-def in_order(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that builds on one that failed says so instead of failing in another way."""
-    failed = getattr(request.module, "_failed", None)
-    if failed:
-        pytest.fail(f"not run: it builds on {failed}, which failed")
-    before = request.session.testsfailed
-    yield
-    if request.session.testsfailed != before:
-        request.module._failed = request.node.name
 
 
 def third_node(serving: Deployment) -> dict[str, Any]:
