@@ -12,6 +12,7 @@ import pytest
 from spark_core.errors import SparkError
 from spark_core.image import spread
 from spark_core.settings import ImageSettings
+from tests.moving_files import bytes_below
 from tests.unit.image.conftest import MIB, Site, layer_tar, write_archive
 from tests.unit.transfer.live_node import Cable
 
@@ -104,11 +105,8 @@ def wait_for_bytes(site: Site, letter: str, count: int) -> None:
     end = time.monotonic() + 30
     while time.monotonic() < end:
         folder = site[letter].base / "root" / "images"
-        try:
-            if sum(path.stat().st_size for path in folder.rglob("*.tar")) >= count:
-                return
-        except FileNotFoundError:
-            continue
+        if bytes_below(folder, "*.tar") >= count:
+            return
         time.sleep(0.01)
     raise AssertionError(f"{count} bytes did not come to {letter}")
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from spark_core.transfer.look import Place
 from spark_core.transport.base import Command, Result
 from tests.local_node import LocalNode
+from tests.moving_files import bytes_below
 
 
 @dataclass
@@ -100,7 +101,7 @@ class LiveNode(LocalNode):
     def arrived(self) -> int:
         """Bytes that have arrived on the node, visible or not."""
         places = (self.target.with_name(f"{self.target.name}.{part}") for part in ("incoming", "partial"))
-        return sum(path.stat().st_size for place in places for path in place.rglob("*") if path.is_file())
+        return sum(bytes_below(place) for place in places)
 
     def has_arrived(self, count: int) -> bool:
         """Whether so many bytes have arrived."""
