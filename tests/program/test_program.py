@@ -260,8 +260,15 @@ def test_variables_of_other_launchers_are_noted_and_change_nothing() -> None:
     assert found.text() == rendered("dev").text()
 
 
+def _nobody(number: int) -> dict[str, Any]:
+    """An address of this machine at which nothing listens."""
+    return {"management_address": f"127.0.0.{number + 2}", "ssh_port": 9}
+
+
 def test_a_node_without_a_pinned_key_cannot_be_looked_at() -> None:
-    settings = apply_change(settings_of("spark"), {"preflight": "live"}, ["nodes[0].host_key", "nodes[1].host_key"])
+    nobody = {f"nodes[{n}].{key}": value for n in (0, 1) for key, value in _nobody(n).items()}
+    live = {"preflight": "live", "ssh": {"boot_wait_s": 0}} | nobody
+    settings = apply_change(settings_of("spark"), live, ["nodes[0].host_key", "nodes[1].host_key"])
     found = render(settings, stack="spark")
     assert [item["type"] for item in found.registered] == ["pulumi:pulumi:Stack"]
     assert [line.partition(": ")[0] for line in found.error.splitlines() if not line.startswith("  ")] == [

@@ -72,6 +72,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         {
             "hardware": "cpu",
             "fabric": {"manage": True},
+            "ssh": {"boot_wait_s": 0},  # a node that does not answer here never will
             **{f"nodes[{n}].management_address": name for n, name in enumerate(("spark-a", "spark-b"))},
             **{f"nodes[{n}].fabric[{i}].hca": None for n in (0, 1) for i in (0, 1)},
         },

@@ -194,7 +194,6 @@ def test_values_that_are_not_known_yet_pass_check_and_count_as_a_change(proven: 
 
 
 def test_a_node_that_does_not_answer_is_named(proven: Deployment) -> None:
-    proven.next_run({"ssh": {"boot_wait_s": 0}})
     proven.ssh.kill("spark-b")
     with pytest.raises(ProviderError) as failed:
         proven.manage(FabricProofProvider).create(props(proven))
