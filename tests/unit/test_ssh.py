@@ -249,8 +249,10 @@ def test_a_command_that_itself_ends_with_255_is_an_answer(ssh: FakeSsh) -> None:
 
 def test_a_command_without_an_end_is_given_up_without_its_input(ssh: FakeSsh) -> None:
     with pytest.raises(CommandError) as failed:
-        transport(ssh).run(replace(command("tail", "-f", "/dev/null", stdin=MARKER.encode()), timeout_s=0.5))
-    assert failed.value.line == "spark-a: expected an answer of `tail`: no answer in 0.5 s"
+        transport(ssh).run(
+            replace(command("timeout", "20", "tail", "-f", "/dev/null", stdin=MARKER.encode()), timeout_s=0.5)
+        )
+    assert failed.value.line == "spark-a: expected an answer of `timeout 20 tail`: no answer in 0.5 s"
     assert MARKER not in "".join(traceback.format_exception(failed.value.with_traceback(None)))
 
 
@@ -301,7 +303,7 @@ def test_no_answer_in_time_over_a_dead_connection_is_a_lost_connection(
     carrier = transport(ssh)
     carrier.open()
     ssh.slow_master("spark-a")
-    error = failure(carrier, command("tail", "-f", "/dev/null", timeout_s=0.3))
+    error = failure(carrier, command("timeout", "20", "tail", "-f", "/dev/null", timeout_s=0.3))
     assert error.code == "connection-lost"
     assert len(ssh.masters("spark-a")) == 3
 
@@ -329,7 +331,7 @@ def test_a_loss_while_sudo_is_tried_out_is_no_answer_about_it(user: str, sudo: s
 
 
 def test_no_answer_in_time_is_told_by_the_purpose_and_not_by_the_script(ssh: FakeSsh) -> None:
-    cmd = script("read -r line; exec tail -f /dev/null", stdin=b"x\n", timeout_s=0.5)
+    cmd = script("read -r line; exec timeout 20 tail -f /dev/null", stdin=b"x\n", timeout_s=0.5)
     with pytest.raises(CommandError) as failed:
         run_checked(transport(ssh), cmd, purpose="expected to read the facts of the host")
     assert failed.value.line == "spark-a: expected to read the facts of the host: no answer in 0.5 s"
@@ -341,8 +343,8 @@ def test_no_answer_in_time_is_told_by_the_purpose_and_not_by_the_script(ssh: Fak
         transport(ssh).stream(replace(cmd, purpose="expected docker to load it"), [b"x\n"])
     assert failed.value.line == "spark-a: expected docker to load it: no answer in 0.5 s"
     with pytest.raises(CommandError) as failed:
-        transport(ssh).stream(command("tail", "-f", "/dev/null", timeout_s=0.5), [])
-    assert failed.value.line == "spark-a: expected an answer of `tail`: no answer in 0.5 s"
+        transport(ssh).stream(command("timeout", "20", "tail", "-f", "/dev/null", timeout_s=0.5), [])
+    assert failed.value.line == "spark-a: expected an answer of `timeout 20 tail`: no answer in 0.5 s"
 
 
 def test_a_stuck_master_process_is_replaced(ssh: FakeSsh, monkeypatch: pytest.MonkeyPatch) -> None:
