@@ -26,7 +26,7 @@ from automation.stack_file import StackFile, open_stack_file
 from automation.status import status_of
 from spark_core.errors import SparkError
 from spark_core.gate import complete
-from spark_core.preflight import look_at_nodes
+from spark_core.preflight.look import look_at_nodes
 from spark_core.transport.base import script
 from spark_core.wanted import wanted_state
 

@@ -20,7 +20,7 @@ from automation.session import Session, session
 from spark_core.errors import CommandError, SparkError, UnreachableError, join_errors
 from spark_core.findings import Finding
 from spark_core.gate import Rank, drift_of, observe_rank, wait_until_serving
-from spark_core.preflight import look_at_nodes
+from spark_core.preflight.look import look_at_nodes
 from spark_core.transport.base import Transport, command, run_checked, script
 from spark_core.wanted import STOPPED, want_running, want_stopped
 

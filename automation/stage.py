@@ -24,7 +24,7 @@ from spark_core.hub.download import HubOrigin
 from spark_core.image import Bringing, ImageFacts, ImageNode, archive_image_id, bring_image
 from spark_core.image.check import architectures_of
 from spark_core.image.inside import look_inside
-from spark_core.preflight import look_at_nodes
+from spark_core.preflight.look import look_at_nodes
 from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.settings import Settings
 from spark_core.transfer.distribution import distribute

@@ -29,8 +29,7 @@ from spark_core.image.look import ImageQuestion, look_at_image
 from spark_core.journal.entry import require_stack_name
 from spark_core.notify import notify_digest, notify_document
 from spark_core.policy import policy_findings
-from spark_core.preflight import look_at_nodes
-from spark_core.preflight.look import Preflight
+from spark_core.preflight.look import Preflight, look_at_nodes
 from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
@@ -65,7 +64,9 @@ class Stack:
     def connection(self, node: NodeSettings) -> Connection:
         """How a node is reached; where no node was looked at, one without a pinned key can be rendered."""
         try:
-            return resolve(self.settings.connection_of(node), render_only=not self.looked)
+            if self.looked:
+                return self.run.connection(node)
+            return resolve(self.settings.connection_of(node), render_only=True)
         except SparkError as error:
             raise pulumi.RunError(error.render()) from None
 

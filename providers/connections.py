@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_core.errors import CommandError, SparkError, UnreachableError, join_errors
-from spark_core.preflight import reach_nodes
+from spark_core.preflight.reach import reach_nodes
 from spark_core.settings import SECRET_KEYS, SETTING_KEYS, NodeSettings, Settings, read_settings
 from spark_core.transport.base import Transport
-from spark_core.transport.connection import ConnectionSpec, jump_of, on_the_way, resolve
+from spark_core.transport.connection import Connection, ConnectionSpec, jump_of, on_the_way, resolve
 from spark_core.transport.first_contact import refused_first_contact
 from spark_core.transport.ssh import SshTransport
 
@@ -88,6 +88,14 @@ class Run:
                 it is reached through, is then asked which key it offers.
         """
         return self._open(self.settings.connection_of(node))
+
+    def connection(self, node: NodeSettings) -> Connection:
+        """How a node is reached, as its transport found it.
+
+        Raises:
+            UnreachableError: like :meth:`open_node`.
+        """
+        return self._open(self.settings.connection_of(node)).connection
 
     def _open(self, spec: ConnectionSpec) -> SshTransport:
         with self._lock:

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 from spark_core.errors import CommandError, SparkError
-from spark_core.transport.base import Transport, command, run_checked
+from spark_core.transport.base import Result, Transport, command, run_checked, script
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ IMAGE_FORMAT = (
     '"environment":{{json .Config.Env}},"user":{{json .Config.User}}}'
 )
 """What is asked of ``docker image inspect``."""
+
+_DAEMON_FORMAT = "{{.Server.Version}} {{.Server.Arch}}"
 
 
 def parse_image(text: str) -> ImageFacts:
@@ -82,8 +84,33 @@ def observe_image(transport: Transport, reference: str) -> ImageFacts | None:
             purpose=f"expected to learn whether image {reference} is there",
         )
     )
+    return _image_of(transport, reference, result, result.stdout)
+
+
+def observe_image_and_node(transport: Transport, reference: str) -> tuple[ImageFacts | None, str]:
+    """An image on a node, and the architecture that an image must have there, in one round trip.
+
+    Returns:
+        What :func:`observe_image` gives, and the architecture of the daemon in Docker's words, such as ``arm64``.
+
+    Raises:
+        CommandError: the daemon could not be asked.
+    """
+    result = transport.run(
+        script(
+            'docker version --format \'{{.Server.Arch}}\'\ndocker image inspect --format "$2" "$1"',
+            reference,
+            IMAGE_FORMAT,
+            purpose=f"expected to learn whether image {reference} is there",
+        )
+    )
+    daemon, _, image = result.stdout.partition("\n")
+    return _image_of(transport, reference, result, image), _architecture_of(daemon)
+
+
+def _image_of(transport: Transport, reference: str, result: Result, answer: str) -> ImageFacts | None:
     if result.ok:
-        return parse_image(result.stdout)
+        return parse_image(answer)
     if "No such image" in result.stderr:
         return None
     raise CommandError(
@@ -94,11 +121,17 @@ def observe_image(transport: Transport, reference: str) -> ImageFacts | None:
 
 def node_architecture(transport: Transport) -> str:
     """The architecture of a node's daemon in Docker's words, such as ``arm64``."""
-    words = run_checked(
-        transport,
-        command("docker", "version", "--format", "{{.Server.Version}} {{.Server.Arch}}"),
-        purpose="expected to learn the architecture of the daemon",
-    ).split()
+    return _architecture_of(
+        run_checked(
+            transport,
+            command("docker", "version", "--format", _DAEMON_FORMAT),
+            purpose="expected to learn the architecture of the daemon",
+        )
+    )
+
+
+def _architecture_of(answer: str) -> str:
+    words = answer.split()
     return words[1] if len(words) == 2 else ""
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from spark_core.findings import Finding
 from spark_core.group import GroupFiles, plan_group
 from spark_core.image.check import CheckReport, architectures_of, check_findings, check_spec, check_words, run_check
-from spark_core.image.facts import ImageFacts, node_architecture, observe_image
+from spark_core.image.facts import ImageFacts, observe_image, observe_image_and_node
 from spark_core.proof.idle import COLLECTIVE_NEEDS_MIB, look_for_readiness, parse_readiness
 from spark_core.settings import Settings
 from spark_core.transport.base import Transport, run_checked
+
+_Answer = TypeVar("_Answer")
 
 _STEERING = ("NCCL_", "GLOO_", "TP_SOCKET_", "UCX_", "RAY_", "VLLM_HOST_IP")
 """Variables of an image with these beginnings steer how ranks talk."""
@@ -51,11 +54,12 @@ def look_at_image(question: ImageQuestion) -> list[Finding]:
     Raises:
         SparkError: a node or its daemon could not be asked.
     """
-    found = _each(question, lambda transport: observe_image(transport, question.image_id or question.reference))
-    there = {node: facts for node, facts in found.items() if facts is not None}
+    name = question.image_id or question.reference
+    found = _each(question, lambda transport: observe_image_and_node(transport, name))
+    there = {node: facts for node, (facts, _) in found.items() if facts is not None}
     if not there:
         return [_not_there(question)]
-    findings = _different(there) or _architectures(question, there)
+    findings = _different(there) or _architectures(there, {node: own for node, (_, own) in found.items()})
     if findings:
         return findings
     facts = next(iter(there.values()))
@@ -68,7 +72,7 @@ def look_at_image(question: ImageQuestion) -> list[Finding]:
     return findings
 
 
-def _each(question: ImageQuestion, work: Callable[[Transport], ImageFacts | None]) -> dict[str, ImageFacts | None]:
+def _each(question: ImageQuestion, work: Callable[[Transport], _Answer]) -> dict[str, _Answer]:
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, len(question.transports))) as pool:
         return dict(zip(question.transports, pool.map(work, question.transports.values()), strict=True))
 
@@ -104,10 +108,10 @@ def _different(there: Mapping[str, ImageFacts]) -> list[Finding]:
     ]
 
 
-def _architectures(question: ImageQuestion, there: Mapping[str, ImageFacts]) -> list[Finding]:
+def _architectures(there: Mapping[str, ImageFacts], architectures: Mapping[str, str]) -> list[Finding]:
     findings = []
     for node, facts in there.items():
-        own = node_architecture(question.transports[node])
+        own = architectures[node]
         if own and own != facts.architecture:
             findings.append(
                 Finding(

@@ -11,7 +11,7 @@ import pytest
 
 from spark_core.errors import UnreachableError
 from spark_core.findings import KINDS
-from spark_core.preflight import look_at_nodes
+from spark_core.preflight.look import look_at_nodes
 from spark_core.settings import NodeSettings, read_settings
 from spark_core.transport.base import Command, Result
 from tests.config_cases import apply_change, load_base

@@ -21,9 +21,10 @@ from spark_core.facts.login import LockedMemory, Login
 from spark_core.facts.machine import DgxRelease
 from spark_core.facts.memory import Memory
 from spark_core.findings import KINDS, Finding, judge
-from spark_core.preflight import look_at_nodes, reach_nodes
 from spark_core.preflight.cluster import cluster_findings
+from spark_core.preflight.look import look_at_nodes
 from spark_core.preflight.node import facts_spec, node_findings
+from spark_core.preflight.reach import reach_nodes
 from spark_core.settings import NodeSettings, Settings, read_settings
 from spark_core.transport.base import Command, Result, Transport
 from tests.config_cases import apply_change, load_base
