@@ -12,7 +12,7 @@ PYTEST := PYTHONNODEBUGRANGES=1 $(VENV)/python -m pytest -q
 STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
 .DEFAULT_GOAL := help
-.PHONY: soak help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-slow test-campaign \
+.PHONY: soak help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-slow test-slow-unit test-slow-providers test-campaign \
 	test-lab sshd clean-cache
 
 help: ## list these targets
@@ -60,8 +60,15 @@ test-providers: bootstrap ## our providers over gRPC
 	@test ! -d tests/providers || { $(IN_ENV) $(PYTEST) -m 'not slow' tests/providers; }
 
 test-slow: bootstrap ## those of the unit and provider tests that take minutes
-	$(STEP) 'slow unit and provider tests'
-	@$(IN_ENV) $(PYTEST) -m slow tests/unit tests/providers
+	@$(MAKE) --no-print-directory -j2 test-slow-unit test-slow-providers
+
+test-slow-unit: bootstrap
+	$(STEP) 'slow unit tests'
+	@$(IN_ENV) $(PYTEST) -m slow tests/unit
+
+test-slow-providers: bootstrap
+	$(STEP) 'slow provider tests (gRPC)'
+	@$(IN_ENV) $(PYTEST) -m slow tests/providers
 
 test-toolchain: bootstrap sshd ## bootstrap, launcher, plugins; needs an sshd
 	$(STEP) 'toolchain tests (plugins, launcher)'
