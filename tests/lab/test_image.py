@@ -34,6 +34,7 @@ from spark_core.transfer.session import Outcome
 from spark_core.transport.connection import ConnectionSpec, resolve
 from spark_core.transport.ssh import SshTransport
 from tests.config_cases import apply_change, load_base
+from tests.lab.registry import Registry
 from tests.lab.runs import run_lab
 from tests.unit.image.conftest import MIB, layer_tar, write_archive
 
@@ -83,7 +84,7 @@ class Hosts:
     def transport(self, host: str) -> SshTransport:
         return SshTransport(resolve(ConnectionSpec(host, host, "spark", ssh_config=str(self.folder / "ssh_config"))))
 
-    def bring(self, image: str, hosts: tuple[str, ...] = HOSTS, **source: str) -> ImageFacts:
+    def bring(self, image: str, hosts: tuple[str, ...] = HOSTS, **source: Any) -> ImageFacts:
         self.told.clear()
         self.rounds.clear()
         nodes = [ImageNode(self.transport(host), ROOT, f"192.168.200.{12 + HOSTS.index(host)}", None) for host in hosts]
@@ -259,6 +260,59 @@ def test_an_image_for_another_architecture_is_refused_before_anything_is_sent(ho
     assert hosts.rounds == []
     found = look_at_image(question(hosts, image={"local_id": image}))
     assert {one.code for one in found} == {"image-architecture"}
+
+
+def test_one_daemon_pulls_from_a_registry_with_its_own_credentials_and_the_others_get_it_over_the_fabric(
+    hosts: Hosts,
+) -> None:
+    archive, image, layers = image_of(hosts, "top")
+    registry = Registry(hosts.on, "spark-a")
+    try:
+        registry.login()
+        hosts.load("spark-a", archive)
+        by_digest = registry.push(image, "test:latest")
+        tag = by_digest.partition("@")[0] + ":latest"
+        hosts.on("spark-a", "docker image prune -af >/dev/null")
+        registry.logout()
+        with pytest.raises(SparkError) as failed:
+            hosts.bring("", registry=by_digest)
+        assert failed.value.where == "spark-a (image.registry)"
+        assert "docker login" in failed.value.do
+        assert hosts.rounds == []
+        registry.login()
+        given = registry.pulls()
+        assert hosts.bring("", registry=by_digest).image_id == image
+        assert registry.pulls() == given + 1
+        assert [line for line in hosts.told if "pulls" in line] == [f"image: spark-a pulls {by_digest}"]
+        assert hosts.received("spark-b") == hosts.received("spark-c") == sum(map(len, layers))
+        # What is there by its digest is asked of nobody; a tag that no node knows is resolved once more.
+        assert hosts.bring("", registry=by_digest).image_id == image
+        assert registry.pulls() == given + 1
+        hosts.on("spark-a", f"docker tag {image} {tag}")
+        assert hosts.bring("", registry=tag).image_id == image
+        assert registry.pulls() == given + 1
+    finally:
+        registry.close()
+
+
+def test_one_node_builds_it_and_the_others_get_exactly_that(hosts: Hosts) -> None:
+    context = hosts.work / "context"
+    context.mkdir(exist_ok=True)
+    (context / "Dockerfile").write_text("FROM scratch\nARG WORD\nLABEL word=$WORD\nCOPY file /file\n")
+    (context / "file").write_bytes(os.urandom(MIB))
+    built = {"context": "context", "arguments": {"WORD": "first"}}
+    first = hosts.bring("", build=built)
+    assert [line for line in hosts.told if "builds" in line] == ["image: spark-a builds context"]
+    assert hosts.layers("spark-a", first.image_id) == hosts.layers("spark-c", first.image_id)
+    word = "docker image inspect --format '{{.Config.Labels.word}}' "
+    assert hosts.on("spark-c", word + first.image_id).strip() == "first"
+    assert hosts.bring("", build=built) == first
+    assert not any("builds" in line for line in hosts.told)
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY fiel /file\n")
+    with pytest.raises(SparkError) as failed:
+        hosts.bring("", build=built)
+    assert failed.value.where == "spark-a (image.build)"
+    assert "context/Dockerfile" in failed.value.what
 
 
 def settings_of(hosts: Hosts, **changes: Any) -> Settings:
