@@ -13,7 +13,7 @@ STEP = @printf '== %s  %s\n' "$$(date +%H:%M:%S)"
 
 .DEFAULT_GOAL := help
 .PHONY: soak help up down bootstrap test check lint types format test-unit test-toolchain test-providers test-program test-engine test-slow test-slow-unit test-slow-providers test-campaign \
-	test-lab sshd clean-cache
+	test-lab test-lab-serving test-lab-hosts sshd clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,10 +78,22 @@ test-engine: bootstrap ## plans by the real engine, without any node
 	$(STEP) 'engine tests (real engine, no node)'
 	@$(IN_ENV) $(PYTEST) -m 'not campaign' tests/engine
 
-# The tests make their own labs and stacks; a home of their own keeps them away from a stack in use.
-test-lab: LABS = lab and not campaign
+# The tests make their own labs and stacks; a home of their own keeps them away from a stack in use. Those that serve a
+# model keep the processors busy, the others mostly wait for hosts: they run side by side.
+SERVING := tests/lab/test_end_to_end.py tests/lab/test_make.py
 test-lab: bootstrap ## end to end on emulated hosts; minutes, root
-	$(STEP) 'lab tests (emulated hosts, end to end; minutes)'
+	@$(MAKE) --no-print-directory -j2 test-lab-serving test-lab-hosts
+
+test-lab-serving: LABS = lab and not campaign
+test-lab-serving: LAB_TESTS = $(SERVING)
+test-lab-serving: bootstrap
+	$(STEP) 'lab tests (emulated hosts that serve a model, end to end; minutes)'
+	@$(RUN_LABS)
+
+test-lab-hosts: LABS = lab and not campaign
+test-lab-hosts: LAB_TESTS = tests/lab $(SERVING:%=--ignore=%)
+test-lab-hosts: bootstrap
+	$(STEP) 'lab tests (emulated hosts; minutes)'
 	@$(RUN_LABS)
 
 soak: bootstrap ## faults one after another on the deployed stack dev; hours
@@ -89,6 +101,7 @@ soak: bootstrap ## faults one after another on the deployed stack dev; hours
 	@$(IN_ENV) $(VENV)/python -m bench.faults --rounds 1 --soak 200
 
 test-campaign: LABS = lab and campaign
+test-campaign: LAB_TESTS = tests/lab
 test-campaign: bootstrap ## long tests: killed runs, healing, lost nodes; not part of `make test`
 	$(STEP) 'killed runs (real engine, no node; many minutes)'
 	@$(IN_ENV) $(PYTEST) -m campaign tests/engine
@@ -99,7 +112,7 @@ define RUN_LABS
 home=$$(mktemp -d "$${TMPDIR:-/tmp}/spark-vllm-test.XXXXXX") && \
 trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT TERM && \
 export SPARK_VLLM_HOME="$$home" && $(PYTHON) toolchain/bootstrap.py && \
-unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m '$(LABS)' tests/lab
+unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m '$(LABS)' $(LAB_TESTS)
 endef
 
 # Operating a stack, such as `make stack-drift STACK=spark ARGS=--json`; docs/automation.md has every command.
