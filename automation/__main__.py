@@ -13,6 +13,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from automation import (
     adopt,
+    cutover,
     doctor,
     drift,
     gc,
@@ -44,6 +45,7 @@ COMMANDS = (
     render,
     history,
     stage,
+    cutover,
     gc,
     verify,
     pin_hosts,

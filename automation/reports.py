@@ -73,6 +73,14 @@ class RunReport(Report):
     error: ErrorText | None = None
 
 
+class CutoverReport(Report):
+    """A cluster of another launcher that was replaced by the stack."""
+
+    stopped: dict[str, list[str]] = Field(description="for each node, the containers that were stopped")
+    way_back: list[str] = Field(description="commands that bring the old cluster back, in order")
+    run: RunReport = Field(description="the up that followed")
+
+
 class UpdateReport(Document):
     """One update of a stack's history."""
 

@@ -10,6 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from automation.reports import (
     AdoptReport,
+    CutoverReport,
     DoctorReport,
     Document,
     FailureReport,
@@ -54,6 +55,7 @@ REPORTS: Mapping[str, type[Report]] = {
     "render": RenderReport,
     "history": HistoryReport,
     "stacks": StacksReport,
+    "cutover": CutoverReport,
 }
 
 

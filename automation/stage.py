@@ -50,8 +50,26 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Check, bring, claim."""
-    stack = options.stack.rsplit("/", 1)[-1]
     file = other_settings(open_stack_file(options.stack), Path(options.settings))
+    report = bring_all(file)
+    if options.json:
+        print(report.model_dump_json(indent=2))
+        return 0
+    pinned = report.source
+    print(f"staged: {_brought(report)} on {', '.join(report.nodes)}")
+    if pinned != next(iter(file.settings().groups.values())).model.source:
+        print(f"pin it before the switch: source: {pinned}")
+    print(f"to switch: put {options.settings} in place of {open_stack_file(options.stack).path}, then up")
+    return 0
+
+
+def bring_all(file: StackFile) -> StageReport:
+    """Check the settings of a file against the nodes, bring their image and weights, verify and claim them.
+
+    Raises:
+        SparkError: something would fail with these settings, or could not be brought.
+    """
+    stack = file.stack.rsplit("/", 1)[-1]
     nodes = open_nodes(file, secrets=True).run
     settings = nodes.settings
     [(group_name, group)] = settings.groups.items()
@@ -60,32 +78,26 @@ def run(options: argparse.Namespace) -> int:
     seen = look_at_nodes(settings, stack, nodes.open_node, sudo_password=nodes.has_sudo_password, known=known)
     refuse_failures(seen.findings)
     transports = {node: nodes.transport(node) for node in group.nodes}
-    image = image_of(settings, transports)
+    image = image_of(seen.settings, transports)
     check_image(seen.settings, stack, group_name, image.image_id, seen.configs.get(group_name, ""), transports)
     weights = seen.weights.get(group_name)
-    revision = bring_weights(settings, stack, group_name, transports, image.image_id, weights, known)
+    revision = bring_weights(seen.settings, stack, group_name, transports, image.image_id, weights, known)
     for node, transport in transports.items():
         root = settings.root_of(settings.node(node))
         staged = {"staged": revision, "staged_image": image.image_id}
         claim(transport, root, stack, group_name, staged, [image.image_id])
-    pinned = f"hf://{group.model.repository}@{revision}" if group.model.kind == "hub" else group.model.source
-    if options.json:
-        report = StageReport(
-            stack=options.stack,
-            settings=options.settings,
-            image_id=image.image_id,
-            revision=revision,
-            source=pinned,
-            nodes=list(group.nodes),
-        )
-        print(report.model_dump_json(indent=2))
-        return 0
-    brought = f"image {image.image_id[:19]} and weights {revision[:12] or group.model.source}"
-    print(f"staged: {brought} on {', '.join(group.nodes)}")
-    if group.model.kind == "hub" and not group.model.is_pinned:
-        print(f"pin it before the switch: source: {pinned}")
-    print(f"to switch: put {options.settings} in place of {open_stack_file(options.stack).path}, then up")
-    return 0
+    return StageReport(
+        stack=file.stack,
+        settings=str(file.path),
+        image_id=image.image_id,
+        revision=revision,
+        source=f"hf://{group.model.repository}@{revision}" if group.model.kind == "hub" else group.model.source,
+        nodes=list(group.nodes),
+    )
+
+
+def _brought(report: StageReport) -> str:
+    return f"image {report.image_id[:19]} and weights {report.revision[:12] or report.source}"
 
 
 def other_settings(file: StackFile, path: Path) -> StackFile:

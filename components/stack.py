@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -184,11 +184,18 @@ def _preflight(run: Run, stack: str, known: KnownWeights, sources: LocalSources)
         pulumi.log.info(line)
     for note in preflight.notes:
         pulumi.log.warn(note)
-    findings = list(preflight.findings)
+    findings = [_as_up_takes(finding) for finding in preflight.findings]
     if not any(finding.severity == "fail" for finding in findings):  # else Docker may be what does not answer
         findings += judge(_image_findings(run, stack, preflight, sources), run.settings.severities)
     _tell(findings)
     return preflight
+
+
+def _as_up_takes(finding: Finding) -> Finding:
+    """Beside a cluster that is to be replaced one may look and plan, but two of them do not fit into the memory."""
+    if finding.code == "launcher-to-replace" and not pulumi.runtime.is_dry_run():
+        return replace(finding, told_as="fail")
+    return finding
 
 
 def _image_findings(run: Run, stack: str, preflight: Preflight, sources: LocalSources) -> list[Finding]:

@@ -76,6 +76,11 @@ KINDS: Mapping[str, FindingKind] = {
         ),
         ("foreign-container", "fail", "A container that is not ours has the name of one of ours."),
         ("launcher-running", "fail", "Another launcher's containers hold the GPU or its memory."),
+        (
+            "launcher-to-replace",
+            "warn",
+            "Containers that this stack is to replace (`replaces`) still run; up refuses until they are stopped.",
+        ),
     ),
     **_kinds(
         "Machine",

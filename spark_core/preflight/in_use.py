@@ -38,9 +38,9 @@ def in_use_findings(settings: Settings, stack: str, node: NodeSettings, facts: N
     ours = [container for container in containers if container.stack == stack and container.running]
     return [
         *_names(settings, stack, node, containers),
-        *_launchers(node, containers),
+        *_launchers(settings, node, containers),
         *_ports(settings, node, facts, {container.id: container for container in containers}, ours),
-        *(_gpu_memory(node, facts, containers, ours) if settings.hardware == "spark" else ()),
+        *(_gpu_memory(settings, node, facts, containers, ours) if settings.hardware == "spark" else ()),
         *(_memory(settings, node, facts) if settings.hardware == "spark" and not ours else ()),
     ]
 
@@ -65,21 +65,42 @@ def _names(settings: Settings, stack: str, node: NodeSettings, containers: tuple
     ]
 
 
-def _launchers(node: NodeSettings, containers: tuple[Container, ...]) -> list[Finding]:
+def _launchers(settings: Settings, node: NodeSettings, containers: tuple[Container, ...]) -> list[Finding]:
     found: dict[str, list[Container]] = {}
+    going = []
     for container in containers:
-        if container.running and container.launcher:
+        if is_replaced(settings, container):
+            going.append(container)
+        elif container.running and container.launcher:
             found.setdefault(container.launcher, []).append(container)
-    return [
+    findings = [
         Finding(
             "launcher-running",
             node.name,
-            f"expected no other launcher, found containers of {launcher} running: "
-            + ", ".join(f"{container.name} ({container.image}, {container.status})" for container in its),
-            "stop them with that launcher; they are never touched by this program",
+            f"expected no other launcher, found containers of {launcher} running: {_told_of(its)}",
+            "stop them with that launcher, or name them in `replaces`; up never touches them",
         )
         for launcher, its in found.items()
     ]
+    if going:
+        findings.append(
+            Finding(
+                "launcher-to-replace",
+                f"{node.name} (replaces)",
+                f"expected the containers that this stack replaces to be stopped, found running: {_told_of(going)}",
+                "`python -m automation cutover` brings image and weights, stops them on a yes, and starts this stack",
+            )
+        )
+    return findings
+
+
+def is_replaced(settings: Settings, container: Container) -> bool:
+    """Whether a running container is one that the stack is to replace."""
+    return container.running and not container.stack and container.name in settings.replaces
+
+
+def _told_of(containers: list[Container]) -> str:
+    return ", ".join(f"{container.name} ({container.image}, {container.status})" for container in containers)
 
 
 def _ports(
@@ -97,6 +118,8 @@ def _ports(
         holder = _holding_container(listener, containers)
         if holder in ours or (ours and holder is None and not _told(listener)):
             continue
+        if holder is not None and is_replaced(settings, holder):
+            continue  # it is free once that one is stopped
         field = fields[listener.port]
         findings.setdefault(
             listener.port,
@@ -134,10 +157,16 @@ def _holder(listener: Listener, container: Container | None) -> str:
 
 
 def _gpu_memory(
-    node: NodeSettings, facts: NodeFacts, containers: tuple[Container, ...], ours: list[Container]
+    settings: Settings,
+    node: NodeSettings,
+    facts: NodeFacts,
+    containers: tuple[Container, ...],
+    ours: list[Container],
 ) -> list[Finding]:
     names = {container.id: container for container in containers}
-    told = {container.id for container in ours} | {c.id for c in containers if c.running and c.launcher}
+    told = {container.id for container in ours} | {
+        c.id for c in containers if (c.running and c.launcher) or is_replaced(settings, c)
+    }
     held = []
     for process in known(facts.gpu_processes) or ():
         if process.container in told:

@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_core.settings.root import Settings
 
-NOT_RECORDED = frozenset({"ssh", "preflight", "abandoned_nodes", "severities", "policy_file"})
+NOT_RECORDED = frozenset({"ssh", "preflight", "abandoned_nodes", "severities", "policy_file", "replaces"})
 """Settings of this controller, or of this run."""
 
 

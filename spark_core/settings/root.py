@@ -18,6 +18,9 @@ from spark_core.settings.image import ImageSettings
 from spark_core.settings.node import NodeSettings, SshSettings
 from spark_core.transport.connection import ConnectionSpec
 
+ContainerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}$")]
+"""A container's name as Docker takes it."""
+
 GPUS_PER_NODE = 1
 """A DGX Spark has one GPU."""
 
@@ -47,6 +50,11 @@ class Settings(FrozenModel):
         default=(),
         description="nodes that are gone for good: they are never contacted again, and what was made on them is "
         "forgotten and named instead of being put back",
+    )
+    replaces: tuple[ContainerName, ...] = Field(
+        default=(),
+        description="names of another launcher's containers that this stack is to replace: while they run, preview "
+        "warns instead of failing, up refuses, and `python -m automation cutover` stops them",
     )
     # It is part of unit files and of sudo's rules, and folders below it are removed.
     node_root: Annotated[str, StringConstraints(pattern=r"^(/[\w.@+{}-]*[\w@+}-])+$")] = Field(

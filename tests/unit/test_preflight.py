@@ -129,6 +129,19 @@ CASES: list[tuple[dict[str, Any], Mapping[str, Any], str]] = [
         "running: vllm_node (image:1, Up 3 days)",
     ),
     (
+        {
+            "containers": (
+                container("vllm_node", launcher="eugr/spark-vllm-docker"),
+                container("ray-head", 2, status="Exited (0) 1 hour ago"),
+            ),
+            "listeners": (Listener(30000, "python3", 0, f"{1:064x}"),),
+            "gpu_processes": (GpuProcess(9, "vllm", None, f"{1:064x}"),),
+        },
+        {"replaces": ["vllm_node", "ray-head"]},
+        "launcher-to-replace warn spark-a (replaces): expected the containers that this stack replaces to be stopped, "
+        "found running: vllm_node (image:1, Up 3 days)",
+    ),
+    (
         {"missing_programs": ("netplan",)},
         {"fabric": {"manage": True}},
         "program-missing fail spark-a: expected the program netplan (for what is done as root), found none",
