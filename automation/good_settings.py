@@ -34,12 +34,14 @@ class Good:
         image_id: Local id of the image that served.
         revision: Revision of the weights.
         at: When they were proven, in seconds since the epoch.
+        speed: What ``bench`` measured with them.
     """
 
     record: Mapping[str, Any]
     image_id: str
     revision: str
     at: float
+    speed: Sequence[Mapping[str, Any]] = ()
 
     @property
     def digest(self) -> str:
@@ -58,7 +60,13 @@ def good_settings(state: Mapping[str, Any]) -> list[Good]:
         return []
     outputs = kept.get("outputs") or {}
     return [
-        Good(json.loads(one["settings"]), str(one["image_id"]), str(one["revision"]), float(one.get("at") or 0))
+        Good(
+            json.loads(one["settings"]),
+            str(one["image_id"]),
+            str(one["revision"]),
+            float(one.get("at") or 0),
+            tuple(one.get("speed") or ()),
+        )
         for one in (outputs, *(outputs.get("before") or []))
         if one.get("settings")
     ]

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from automation.deployment_report import DeploymentReport
 from automation.reports import (
     AdoptReport,
     CutoverReport,
@@ -52,6 +53,7 @@ REPORTS: Mapping[str, type[Report]] = {
     "stop": LifecycleReport,
     "start": LifecycleReport,
     "maintenance": LifecycleReport,
+    "report": DeploymentReport,
     "render": RenderReport,
     "history": HistoryReport,
     "stacks": StacksReport,

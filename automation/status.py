@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from automation import session as frame
 from automation.engine import pulumi_json
@@ -45,30 +46,61 @@ def run(options: argparse.Namespace) -> int:
     return report.exit_code
 
 
-def status_of(file: StackFile, nodes: GroupNodes) -> StatusReport:
-    """The state of a stack's group."""
+@dataclass(frozen=True)
+class GroupState:
+    """What the nodes alone say of a group, without the engine.
+
+    Attributes:
+        states: Each rank's, or why it could not be asked.
+        ranks: The same as a report has it.
+        wanted: As recorded on the head.
+        state: ``serving``, or what is wrong.
+        exit_code: 0 if it is as wanted, 2 if not, 1 if that cannot be told.
+    """
+
+    states: list[RankState | SparkError]
+    ranks: list[RankReport]
+    wanted: Literal["running", "stopped", "unknown"]
+    state: str
+    exit_code: Exit
+
+
+def group_state(nodes: GroupNodes) -> GroupState:
+    """Ask every rank at once."""
     found = nodes.each(lambda rank: (observe_rank(rank), wanted_state(rank)))
     states = [one[0] for one in found if not isinstance(one, SparkError)]
     head = found[0]
-    wanted = "unknown" if isinstance(head, SparkError) else head[1]
+    wanted: Literal["running", "stopped", "unknown"] = "unknown"
+    if not isinstance(head, SparkError):
+        wanted = "stopped" if head[1] == STOPPED else "running"
     complete = len(states) == len(found)
     state = drift_of(states) if complete else "not every node answers"
     right = complete and (state.endswith(ON_REQUEST) if wanted == STOPPED else state == "serving")
+    return GroupState(
+        [one if isinstance(one, SparkError) else one[0] for one in found],
+        [_rank(nodes, place, one) for place, one in enumerate(found)],
+        wanted,
+        state,
+        Exit.DONE if right else (Exit.DRIFT if complete else Exit.FAILED),
+    )
+
+
+def status_of(file: StackFile, nodes: GroupNodes) -> StatusReport:
+    """The state of a stack's group."""
+    group = group_state(nodes)
     updates = updates_of(file.stack, 1)
     return StatusReport(
         command="status",
         stack=file.stack,
-        exit_code=Exit.DONE if right else (Exit.DRIFT if complete else Exit.FAILED),
+        exit_code=group.exit_code,
         group=nodes.name,
-        wanted=wanted,
-        state=state,
+        wanted=group.wanted,
+        state=group.state,
         endpoint=public_endpoint(nodes.settings, nodes.name),
         model=nodes.group.model.served_name,
-        ranks=[_rank(nodes, place, one) for place, one in enumerate(found)],
-        settings=_settings(file, nodes),
-        lock=next(
-            (LockReport(holder=lock.holder, stale=lock.stale) for lock in locks_of(file.project, file.stack)), None
-        ),
+        ranks=group.ranks,
+        settings=settings_of(pulumi_json("stack", "export", "-s", file.stack), nodes),
+        lock=lock_of(file),
         last_update=update_of(updates[0]) if updates else None,
     )
 
@@ -79,7 +111,7 @@ def _rank(nodes: GroupNodes, place: int, found: tuple[RankState, str] | SparkErr
         return RankReport(node=name, rank=place, phase="unreachable", detail=redacted(found.line))
     state, wanted = found
     status: Mapping[str, Any] = state.status or {}
-    first = status.get("first_error") or {}
+    first, since = status.get("first_error"), status.get("since")
     return RankReport(
         node=name,
         rank=place,
@@ -87,14 +119,21 @@ def _rank(nodes: GroupNodes, place: int, found: tuple[RankState, str] | SparkErr
         detail=redacted(str(status.get("progress") or status.get("detail") or "")),
         wanted=wanted,
         generation=state.generation[1] if state.generation else None,
-        since=status.get("since"),
+        since=float(since) if isinstance(since, int | float) else None,
         restarts=state.restarts,
-        first_error=redacted(str(first.get("line") or "")),
+        first_error=redacted(str(first.get("line") or "")) if isinstance(first, Mapping) else "",
     )
 
 
-def _settings(file: StackFile, nodes: GroupNodes) -> SettingsReport:
-    kept = good_settings(pulumi_json("stack", "export", "-s", file.stack))
+def lock_of(file: StackFile) -> LockReport | None:
+    """Who holds a stack."""
+    locks = locks_of(file.project, file.stack)
+    return LockReport(holder=locks[0].holder, stale=locks[0].stale) if locks else None
+
+
+def settings_of(state: Mapping[str, Any], nodes: GroupNodes) -> SettingsReport:
+    """The settings that served last, as a state has them, beside the file's."""
+    kept = good_settings(state)
     record = record_of(nodes.settings)
     differs = differing_keys(kept[0].record, record) if kept else []
     return SettingsReport(file=digest_of(record), served=kept[0].digest if kept else None, differs=differs)

@@ -94,7 +94,8 @@ class RankState:
         generation = self.status.get("generation") if self.status else None
         if not isinstance(generation, Mapping):
             return None
-        return str(generation.get("head_incarnation")), int(generation.get("n") or 0)
+        number = generation.get("n")
+        return str(generation.get("head_incarnation")), number if isinstance(number, int) else 0
 
 
 @dataclass(frozen=True)
