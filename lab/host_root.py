@@ -47,8 +47,6 @@ MASKED_UNITS = (
     "systemd-resolved.service",
     "systemd-networkd-wait-online.service",
     "systemd-modules-load.service",
-    # Most of sysctl is shared with the machine and the other hosts, and must not be set from inside.
-    "systemd-sysctl.service",
     "sys-kernel-debug.mount",
     "sys-kernel-tracing.mount",
     "sys-kernel-config.mount",
@@ -77,6 +75,12 @@ DOCKER_DAEMON = """{
 """
 """Containers use the host's network only, as serving over RDMA does; so Docker changes no packet filter."""
 
+SYSCTL_AT_BOOT = """[Service]
+ExecStart=
+ExecStart=/lib/systemd/systemd-sysctl --prefix=/net
+"""
+"""What is below net is a host's own. The rest is shared with the machine, and must not be set from inside."""
+
 STAND_INS = {
     "/usr/bin/nvidia-smi": "nvidia-smi.py",
     "/usr/bin/ibdev2netdev": "ibdev2netdev.py",
@@ -100,6 +104,7 @@ def _finish() -> str:
         "mkdir -p /var/log/journal",
         # Keys and identities are each host's own.
         "rm -f /etc/ssh/ssh_host_*",
+        _write_file("/etc/systemd/system/systemd-sysctl.service.d/lab.conf", SYSCTL_AT_BOOT, "0644"),
         _write_file("/etc/docker/daemon.json", DOCKER_DAEMON, "0644"),
         _write_file("/etc/dgx-release", (recorded / "dgx-release").read_text(), "0644"),
     ]

@@ -285,6 +285,16 @@ def test_a_reboot_forgets_what_was_only_set_by_hand() -> None:
     assert output("spark-b", "ip -br address show eth0").split()[2:] != []
 
 
+def test_a_reboot_sets_the_declared_kernel_parameters_of_the_host_and_none_of_the_machine() -> None:
+    before = Path("/proc/sys/vm/swappiness").read_text()
+    as_root("spark-b", "echo net.ipv4.tcp_keepalive_time=120 > /etc/sysctl.d/60-test.conf")
+    as_root("spark-b", "echo vm.swappiness=7 >> /etc/sysctl.d/60-test.conf")
+    lab("reboot", "spark-b")
+    assert output("spark-b", "cat /proc/sys/net/ipv4/tcp_keepalive_time") == "120"
+    assert Path("/proc/sys/vm/swappiness").read_text() == before
+    as_root("spark-b", "rm /etc/sysctl.d/60-test.conf; echo 7200 > /proc/sys/net/ipv4/tcp_keepalive_time")
+
+
 def test_a_reboot_from_inside_brings_the_host_and_its_containers_back() -> None:
     as_root("spark-b", "tar -C / -c usr/bin usr/lib usr/lib64 bin lib lib64 etc/passwd | docker import - tiny:1")
     output("spark-b", "docker run -d --name kept --restart always --network host tiny:1 sleep 100000")
