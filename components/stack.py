@@ -33,6 +33,7 @@ from spark_core.preflight.look import Preflight, look_at_nodes
 from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
+from spark_core.settings.recipe_merge import recipe_notes
 from spark_core.transport.connection import Connection, resolve
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -113,6 +114,8 @@ def open_stack() -> Stack:
         run = run_of(raw)
         for note in launcher_variable_notes(os.environ):
             pulumi.log.warn(note)
+        for note in recipe_notes(raw):
+            pulumi.log.info(note)
         if os.environ.get(DESTROY_VARIABLE):
             return Stack(
                 name, run.settings, sources_not_read(run.settings), run, False, _weights_not_seen(run.settings)

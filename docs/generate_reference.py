@@ -1,7 +1,8 @@
 """Write the reference pages from the program itself: ``python docs/generate_reference.py [--check]``.
 
 docs/settings.md comes from the settings models (keys, types, defaults, bounds, descriptions), docs/findings.md from the
-catalogue of findings. With ``--check`` nothing is written; exit code 1 says that a page is stale.
+catalogue of findings, docs/recipes.md from the recipes. With ``--check`` nothing is written; exit code 1 says that a
+page is stale.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ PROJECT = Path(__file__).resolve().parent.parent
 if str(PROJECT) not in sys.path:
     sys.path.insert(0, str(PROJECT))
 
+from docs import recipe_pages  # noqa: E402
 from spark_core.findings import KINDS  # noqa: E402
 from spark_core.settings import SECRET_KEYS, Settings  # noqa: E402
 from spark_core.settings.group import INTERFACE_VARIABLES, OWN_FLAGS, ServingSettings  # noqa: E402
 
 PAGE = PROJECT / "docs" / "settings.md"
 FINDINGS_PAGE = PROJECT / "docs" / "findings.md"
+RECIPES_PAGE = PROJECT / "docs" / "recipes.md"
 
 FINDINGS_INTRODUCTION = """# Findings
 
@@ -272,14 +275,11 @@ def render_findings() -> str:
 
 def main(words: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Write docs/settings.md and docs/findings.md from the program.")
+    parser = argparse.ArgumentParser(description="Write the reference pages from the program.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
     options = parser.parse_args(words)
-    stale = [
-        (page, text)
-        for page, text in ((PAGE, render()), (FINDINGS_PAGE, render_findings()))
-        if not page.is_file() or page.read_text("utf-8") != text
-    ]
+    pages = ((PAGE, render()), (FINDINGS_PAGE, render_findings()), (RECIPES_PAGE, recipe_pages.render()))
+    stale = [(page, text) for page, text in pages if not page.is_file() or page.read_text("utf-8") != text]
     for page, text in stale:
         if options.check:
             sys.stderr.write(f"docs/{page.name} is stale; run: python docs/generate_reference.py\n")

@@ -140,7 +140,11 @@ def weights_bytes(index_text: str | None, shard_sizes: Mapping[str, int]) -> int
 
 
 def _layer_kinds(config: Mapping[str, Any], layers: int | None) -> list[str]:
-    """For each layer ``full``, ``window`` or ``linear``, as far as the configuration tells; empty if all are full."""
+    """For each layer ``full``, ``window``, ``linear`` or ``none``, as far as the configuration tells; empty if all are
+    full."""
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and pattern:  # Nemotron-H: * attention, M Mamba; E and - are experts and plain layers
+        return [{"*": "full", "M": "linear"}.get(letter, "none") for letter in pattern]
     named = _items(config.get("layer_types"))
     if named:
         return [_kind_of(str(name)) for name in named]
@@ -163,6 +167,8 @@ def _linear_heads(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _linear_state_bytes(config: Mapping[str, Any]) -> int:
     """State of a gated delta net for one sequence: a key-by-value matrix per value head, and the convolution's tail."""
+    if _whole(config, "mamba_num_heads"):
+        return _mamba_state_bytes(config)
     heads = _linear_heads(config)
     key_dim, value_dim = _whole(config, "linear_key_head_dim"), _whole(config, "linear_value_head_dim")
     if heads is None or not key_dim or not value_dim:
@@ -171,6 +177,14 @@ def _linear_state_bytes(config: Mapping[str, Any]) -> int:
     matrix = values * key_dim * value_dim * _BYTES.get(str(config.get("mamba_ssm_dtype", "float32")), 4)
     tail = ((_whole(config, "linear_conv_kernel_dim") or 1) - 1) * (2 * keys * key_dim + values * value_dim) * 2
     return matrix + tail
+
+
+def _mamba_state_bytes(config: Mapping[str, Any]) -> int:
+    """State of a Mamba-2 layer for one sequence, in float32 as the makers of these models advise, and the tail."""
+    heads, head_dim = _whole(config, "mamba_num_heads") or 0, _whole(config, "mamba_head_dim") or 0
+    state, groups = _whole(config, "ssm_state_size") or 0, _whole(config, "n_groups") or 1
+    tail = ((_whole(config, "conv_kernel") or 1) - 1) * (heads * head_dim + 2 * groups * state) * 2
+    return heads * head_dim * state * 4 + tail
 
 
 def _expert_block(config: Mapping[str, Any], quantization: Any) -> tuple[int, int] | None:

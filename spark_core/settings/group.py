@@ -279,6 +279,11 @@ class GroupSettings(FrozenModel):
     """One model served by a set of nodes; the first node is the head."""
 
     nodes: tuple[Name, ...] = Field(min_length=1, description="names of the nodes, the head first")
+    recipe: str | None = Field(
+        default=None,
+        description="recipe (docs/recipes.md) that `model` and `serving` start from; what the stack says itself wins, "
+        "and null takes a value of the recipe away",
+    )
     model: ModelSettings
     serving: ServingSettings = Field(default_factory=ServingSettings)
     notify: NotifySettings = Field(default_factory=NotifySettings)

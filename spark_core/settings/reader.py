@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spark_core.errors import SettingsError
+from spark_core.settings.recipe_merge import with_recipes
 from spark_core.settings.root import Settings
 
 SETTING_KEYS = tuple(Settings.model_fields)
@@ -30,7 +31,7 @@ _MAY_HOLD_SECRETS = {"api_key", "environment", "notify_webhook"}
 
 
 def read_settings(raw: Mapping[str, Any]) -> Settings:
-    """Validate the configuration of a stack.
+    """Validate the configuration of a stack, on top of the recipes that its groups name.
 
     Args:
         raw: Key (without the project's name) to plain value. Secret keys may be present and are left alone.
@@ -38,13 +39,17 @@ def read_settings(raw: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: with every violation, one line each.
     """
-    values = {key: value for key, value in raw.items() if key not in SECRET_KEYS}
+    merged = with_recipes({key: value for key, value in raw.items() if key not in SECRET_KEYS})
     try:
-        settings = Settings.model_validate(values)
+        settings = Settings.model_validate(merged.values)
     except ValidationError as error:
         details = error.errors()
         lines = [line for detail in details for line in _lines(detail)]
-        raise SettingsError([*lines, *(line for line in _across(values, details) if line not in lines)]) from None
+        lines += [line for line in _across(merged.values, details) if line not in lines]
+        kept = [merged.explain(line) for line in lines if not merged.concerns_a_problem(line)]
+        raise SettingsError([*merged.problems.values(), *kept]) from None
+    if merged.problems:
+        raise SettingsError(list(merged.problems.values()))
     key_wanted = any(group.serving.api_key == "own" for group in settings.groups.values())
     if key_wanted and not raw.get("api_key"):
         raise SettingsError(

@@ -16,10 +16,13 @@ from spark_core.settings.root import Settings
 NOT_RECORDED = frozenset({"ssh", "preflight", "abandoned_nodes", "severities", "policy_file", "replaces"})
 """Settings of this controller, or of this run."""
 
+_LEFT_OUT: dict[str, Any] = {**dict.fromkeys(NOT_RECORDED, True), "groups": {"__all__": {"recipe": True}}}
+# What a recipe gave is recorded, not its name: a recipe may say other things tomorrow.
+
 
 def record_of(settings: Settings) -> dict[str, Any]:
     """The settings in a form from which they can be read again."""
-    found: dict[str, Any] = settings.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_RECORDED))
+    found: dict[str, Any] = settings.model_dump(mode="json", exclude_defaults=True, exclude=_LEFT_OUT)
     return found
 
 

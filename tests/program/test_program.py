@@ -52,6 +52,24 @@ def test_preview_and_up_register_the_same_resources(stack: str, preview: bool) -
     assert len(found.by_name) == len(found.registered)
 
 
+def test_preview_says_which_recipe_is_used_and_what_the_stack_says_otherwise() -> None:
+    found = spark({"groups.main.recipe": "qwen3.5-122b-a10b-fp8-2x"}, preview=True)
+    assert found.error == ""
+    [line] = [line for line in found.log if "recipe" in line]
+    assert line.startswith("groups.main: ")
+    assert "settings are from the recipe qwen3.5-122b-a10b-fp8-2x (reported by TechPreacher/" in line
+    assert "of the stack instead: model.source, model.served_name, serving.tensor_parallel_size" in line
+    head = found.by_name["Container main-spark-a"]["inputs"]["command"]
+    assert words_after(head, "--max-num-seqs") == "8"
+    assert words_after(head, "--max-model-len") == "32768"
+
+
+def test_a_recipe_that_there_is_not_ends_the_preview_before_any_node_is_asked() -> None:
+    found = spark({"groups.main.recipe": "qwen3.5-122b"}, preview=True)
+    assert "groups.main.recipe: expected the name of a recipe, found 'qwen3.5-122b'; did you mean" in found.error
+    assert [item["type"] for item in found.registered] == ["pulumi:pulumi:Stack"]
+
+
 def test_every_node_has_its_own_docker_provider_over_the_pinned_connection() -> None:
     for node, address in (("spark-a", "10.1.230.180"), ("spark-b", "10.1.230.181")):
         provider = rendered("spark").by_name[f"docker {node}-docker"]["inputs"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import generate_reference
+from docs import generate_reference, recipe_pages
 from spark_core import errors
 from spark_core.fabric.environment import rank_environment
 from spark_core.settings import SECRET_KEYS, read_settings
@@ -72,6 +72,11 @@ def targets_of_makefile() -> set[str]:
 def test_the_settings_page_is_what_the_models_give() -> None:
     stale = "run: python docs/generate_reference.py"
     assert generate_reference.PAGE.read_text("utf-8") == generate_reference.render(), stale
+
+
+def test_the_page_of_recipes_is_what_their_files_give() -> None:
+    stale = "run: python docs/generate_reference.py"
+    assert generate_reference.RECIPES_PAGE.read_text("utf-8") == recipe_pages.render(), stale
 
 
 def test_every_setting_and_secret_has_a_meaning_on_the_settings_page() -> None:

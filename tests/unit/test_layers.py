@@ -16,7 +16,12 @@ OURS = {*PRODUCT, "lab", "toolchain", "tests"}
 STANDARD = sys.stdlib_module_names
 
 ALLOWED: dict[str, set[str]] = {
-    "spark_core": {"spark_core", "pydantic", "pydantic_core"},
+    "spark_core": {
+        "spark_core",
+        "pydantic",
+        "pydantic_core",
+        "yaml",
+    },  # yaml comes with pulumi; recipes are written in it
     "spark_runtime": {"spark_runtime"},
     "providers": {"providers", "spark_core", "pulumi"},
     "components": {"components", "providers", "spark_core", "pulumi", "pulumi_command", "pulumi_docker"},
