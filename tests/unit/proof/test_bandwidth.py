@@ -23,6 +23,8 @@ from tests.local_node import LocalNode, never_asked
 from tests.scripted_transport import ScriptedTransport
 from tests.unit.proof.nodes import free_ports, rdma_node
 
+pytestmark = pytest.mark.slow
+
 ADDRESSES = {f"nodes[{n}].fabric[{i}].address": f"127.0.{i + 1}.{n + 1}/24" for n in (0, 1) for i in (0, 1)}
 ROW = " 65536      882805           0.00               {rate}                0.176554"
 WRITER = """#!/bin/bash

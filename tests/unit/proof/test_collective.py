@@ -25,6 +25,8 @@ from tests.scripted_transport import ScriptedTransport
 from tests.unit.proof.conftest import IMAGE, NODES, Pair
 from tests.unit.proof.nodes import RECORDED
 
+pytestmark = pytest.mark.slow
+
 
 def settings_with(change: Mapping[str, Any] | None = None) -> Settings:
     return read_settings(apply_change(load_base(), change or {}))

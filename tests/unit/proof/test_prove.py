@@ -14,6 +14,8 @@ from spark_core.proof import FabricReport, ProofRun, bandwidth, idle, prove, pro
 from tests.unit.proof.conftest import FILES, IMAGE, NODES, Pair
 from tests.unit.proof.nodes import RECORDED
 
+pytestmark = pytest.mark.slow
+
 LOOPBACK = {f"nodes[{n}].fabric[{i}].address": f"127.0.{i + 1}.{n + 1}/24" for n in (0, 1) for i in (0, 1)}
 NO_HCAS = {f"nodes[{n}].fabric[{i}].hca": None for n in (0, 1) for i in (0, 1)}
 OURS = "/spark-vllm-dev-main-rank0|dev||null|[]|runc"

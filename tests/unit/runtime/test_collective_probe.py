@@ -13,6 +13,8 @@ import pytest
 from spark_runtime.collective_probe import read_counters
 from tests.unit.runtime.runtime_group import FAKES
 
+pytestmark = pytest.mark.slow
+
 
 class Ranks:
     """Probes against the stand-in for torch."""

@@ -11,6 +11,8 @@ import pytest
 from spark_runtime import hcas, ray_node
 from tests.unit.runtime.runtime_group import ADDRESSES, Group, scenario
 
+pytestmark = pytest.mark.slow
+
 BOTH = "=rocep1s0f1,roceP2p1s0f1"
 RECORDED = Path(__file__).parents[2] / "fixtures" / "spark" / "sys-infiniband"
 
