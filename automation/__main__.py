@@ -13,6 +13,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from automation import (
     adopt,
+    bench,
     cutover,
     doctor,
     drift,
@@ -44,6 +45,7 @@ COMMANDS = (
     doctor,
     lifecycle,
     report,
+    bench,
     render,
     history,
     stage,

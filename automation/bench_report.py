@@ -19,17 +19,27 @@ class SpeedReport(Document):
     ttft_p99_ms: float
     tpot_median_ms: float = Field(description="time for each token after the first")
     at: float = Field(description="when it was measured, in seconds since the epoch")
+    image: str = Field("", description="local id of the image that served")
 
 
-class ComparisonReport(Document):
+class FigureReport(Document):
     """One figure beside what it was before."""
 
     concurrency: int
     figure: str
     before: float
     now: float
-    slower_by: float = Field(description="share by which it is slower, such as 0.12; negative where it is faster")
-    fell: bool = Field(description="whether it is slower by more than the tolerance")
+    slower_by: float = Field(description="share by which it is worse, such as 0.12; negative where it is better")
+    fell: bool = Field(description="whether it is worse by more than the tolerance")
+
+
+class ComparisonReport(Document):
+    """The figures beside earlier ones."""
+
+    settings: str = Field(description="digest of the settings that the earlier figures are of")
+    at: float = Field(description="when those were measured, in seconds since the epoch")
+    changed: list[str] = Field(description="what has changed since: paths of settings, and image or weights")
+    figures: list[FigureReport]
 
 
 class BenchReport(Report):
@@ -40,8 +50,7 @@ class BenchReport(Report):
     node: str = Field(description="where the benchmark ran")
     settings: str = Field(description="digest of the settings that serve")
     speed: list[SpeedReport]
-    against: str = Field("", description="digest of the settings that the figures are compared with; empty if none")
-    against_at: float | None = Field(None, description="when those figures were measured")
-    changed: list[str] = Field(default_factory=list, description="what has changed since: paths of settings, image")
-    comparison: list[ComparisonReport] = Field(default_factory=list)
+    comparisons: list[ComparisonReport] = Field(
+        description="with the last settings before these, and with the last time that these were measured"
+    )
     kept: bool = Field(description="whether the figures were kept with the settings")

@@ -26,7 +26,7 @@ class Exit(IntEnum):
 MEANINGS: Mapping[Exit, str] = {
     Exit.DONE: "done; `drift` found none, and `status` found everything as wanted",
     Exit.FAILED: "failed: an engine, a node, the settings or the preflight; what is said first is the cause",
-    Exit.DRIFT: "`drift` and `status`: what is there is not what is wanted; nothing was changed",
+    Exit.DRIFT: "`drift` and `status`: what is there is not as wanted; nothing was changed. `bench`: it got slower",
     Exit.MORE_NEEDED: "`up --no-restart` applied what keeps serving up, and more is needed that would not",
     Exit.REFUSED: "refused: these settings failed and were rolled back; `--retry-failed` tries them again",
     Exit.LOCKED: "another run holds the stack, or a dead one left its lock; nothing was changed",

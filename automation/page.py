@@ -198,7 +198,7 @@ def _generations(report: DeploymentReport) -> Iterable[Child]:
 
 def _speed(report: DeploymentReport) -> Iterable[Child]:
     if not report.speed:
-        yield tag("p", "Not measured with these settings.", class_="dim")
+        yield tag("p", "Not measured with these settings; `python -m automation bench` does.", class_="dim")
         return
     rows = [
         (

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from automation.exit_codes import CommandEnd, Exit
+from automation.redaction import redacted
 from spark_core.errors import SparkError
 
 
@@ -288,7 +289,8 @@ class VerifyReport(Document):
 
 def error_text(error: SparkError) -> ErrorText:
     """An error as a report has it."""
-    return ErrorText(what=error.what, where=error.where, do=error.do, evidence=list(error.evidence))
+    evidence = [redacted(line) for line in error.evidence]
+    return ErrorText(what=redacted(error.what), where=error.where, do=redacted(error.do), evidence=evidence)
 
 
 def failure(command: str, stack: str, error: SparkError) -> FailureReport:

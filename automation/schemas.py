@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from automation.bench_report import BenchReport
 from automation.deployment_report import DeploymentReport
 from automation.reports import (
     AdoptReport,
@@ -54,6 +55,7 @@ REPORTS: Mapping[str, type[Report]] = {
     "start": LifecycleReport,
     "maintenance": LifecycleReport,
     "report": DeploymentReport,
+    "bench": BenchReport,
     "render": RenderReport,
     "history": HistoryReport,
     "stacks": StacksReport,

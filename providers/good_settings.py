@@ -17,7 +17,8 @@ from spark_core.gate import ON_REQUEST
 
 KEPT = 2
 """How many earlier ones are kept beside the newest."""
-_RECORD = ("settings", "image_id", "revision", "at")
+_RECORD = ("settings", "image_id", "revision", "at", "speed")
+"""``speed`` is written by `python -m automation bench`: what it measured while these settings served."""
 
 
 class GoodSettingsProvider(SparkProvider):
@@ -39,9 +40,11 @@ class GoodSettingsProvider(SparkProvider):
 
     @told
     def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
-        before = [{key: olds.get(key) for key in _RECORD}, *(olds.get("before") or [])]
+        before = [{key: olds[key] for key in _RECORD if key in olds}, *(olds.get("before") or [])]
         others = [record for record in before if record["settings"] not in ("", news["settings"])]
-        return UpdateResult({**news, "at": time.time(), "before": others[:KEPT]})
+        # Another image or revision under the same settings: the figures stay, to be compared with.
+        same = {"speed": olds["speed"]} if olds.get("speed") and olds.get("settings") == news["settings"] else {}
+        return UpdateResult({**news, **same, "at": time.time(), "before": others[:KEPT]})
 
     @told
     def delete(self, _id: str, _props: Mapping[str, Any]) -> None:

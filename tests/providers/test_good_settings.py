@@ -33,3 +33,19 @@ def test_settings_of_a_group_that_is_stopped_on_request_have_not_served(deployme
     assert (good.outputs["settings"], good.outputs["before"]) == ("one", [])
     assert good.up(props("two", "spark-a: stopped on request")) == "same"
     assert good.outputs["settings"] == "one"
+
+
+def test_figures_stay_with_the_settings_that_they_are_of(deployment: Deployment) -> None:
+    good = deployment.manage(GoodSettingsProvider)
+    good.create(props("one"))
+    assert "speed" not in good.outputs
+    figures = [{"concurrency": 1, "output_tokens_per_s": 27.0}]
+    good.outputs["speed"] = figures  # as `bench` writes it into the state
+    assert good.up(props("one")) == "same"
+    assert good.up({**props("one"), "image_id": "sha256:2"}) == "update"
+    assert good.outputs["speed"] == figures
+    assert good.up(props("two")) == "update"
+    assert "speed" not in good.outputs
+    assert good.outputs["before"][0]["speed"] == figures
+    assert good.up(props("three")) == "update"
+    assert [record.get("speed") for record in good.outputs["before"]] == [None, figures]
