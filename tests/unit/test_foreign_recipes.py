@@ -293,7 +293,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(_KEYS, _VALUES, min_size=1, max_size=10))
 @example({"defaults": {"model": "x"}, "model": None, "command": "vllm serve {model}"})
 @example({"env": {"A": None, "B": {}, "C": [1]}, "executor_config": 5, "metadata": []})
