@@ -22,6 +22,7 @@ from automation import (
     lifecycle,
     logs,
     pin_hosts,
+    recipes,
     render,
     report,
     runs,
@@ -29,6 +30,7 @@ from automation import (
     status,
     sudoers,
     up,
+    use,
     verify,
 )
 from automation.exit_codes import CommandEnd, Exit
@@ -48,7 +50,9 @@ COMMANDS = (
     bench,
     render,
     history,
+    recipes,
     stage,
+    use,
     cutover,
     gc,
     verify,

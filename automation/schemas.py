@@ -44,6 +44,7 @@ OLDER: Mapping[str, type[Document]] = {
 REPORTS: Mapping[str, type[Report]] = {
     "preview": RunReport,
     "up": RunReport,
+    "use": RunReport,
     "rollback": RunReport,
     "refresh": RunReport,
     "destroy": RunReport,

@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from automation.group_nodes import open_nodes
+from automation.recipe_edit import told, with_recipe
 from automation.reports import StageReport
 from automation.stack_file import PROJECT, StackFile, add_stack_argument, open_stack_file
+from automation.use import add_drop_overrides
 from spark_core.errors import SparkError
 from spark_core.findings import Finding
 from spark_core.garbage.claims import claim
@@ -27,6 +29,7 @@ from spark_core.image.inside import look_inside
 from spark_core.preflight.look import look_at_nodes
 from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.settings import Settings
+from spark_core.settings.recipe import recipe_files
 from spark_core.transfer.distribution import distribute
 from spark_core.transfer.look import Place
 from spark_core.transport.base import Transport
@@ -40,17 +43,28 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="bring image and weights of other settings while the present model serves",
         description="Checks other settings of a stack against its nodes, brings their image and weights and verifies "
         "them, while the present model serves. Changes nothing else. With these settings in the stack's file, `up` "
-        "then only starts the containers.",
+        "then only starts the containers; after a recipe was staged, `use` does both.",
     )
     add_stack_argument(parser)
-    parser.add_argument("settings", metavar="FILE", help="a stack file with the other settings")
+    parser.add_argument(
+        "settings", metavar="FILE_OR_RECIPE", help="a stack file with the other settings, or the name of a recipe"
+    )
+    add_drop_overrides(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/schemas/)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Check, bring, claim."""
-    file = other_settings(open_stack_file(options.stack), Path(options.settings))
+    present = open_stack_file(options.stack)
+    by_recipe = options.settings in recipe_files() and not Path(options.settings).exists()
+    if by_recipe:
+        changed = with_recipe(present, options.settings, drop_overrides=options.drop_overrides)
+        file = changed.file
+        for line in told(changed, options.settings):
+            _say(line)
+    else:
+        file = other_settings(present, Path(options.settings))
     report = bring_all(file)
     if options.json:
         print(report.model_dump_json(indent=2))
@@ -59,7 +73,10 @@ def run(options: argparse.Namespace) -> int:
     print(f"staged: {_brought(report)} on {', '.join(report.nodes)}")
     if pinned != next(iter(file.settings().groups.values())).model.source:
         print(f"pin it before the switch: source: {pinned}")
-    print(f"to switch: put {options.settings} in place of {open_stack_file(options.stack).path}, then up")
+    if by_recipe:
+        print(f"to switch: use {options.settings}{' --drop-overrides' if options.drop_overrides else ''}")
+    else:
+        print(f"to switch: put {options.settings} in place of {present.path}, then up")
     return 0
 
 

@@ -40,20 +40,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Makes the nodes what the stack's file says. Ends when a completion has come back.",
     )
     frame.add_arguments(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
         "--no-restart",
         action="store_true",
         help=f"apply only what keeps serving up; exit status {Exit.MORE_NEEDED.value} if more is needed",
     )
-    parser.add_argument(
-        "--rollback-on-failure",
-        action="store_true",
-        help=f"if the settings fail, apply the last that served; exit status {Exit.ROLLED_BACK.value}",
-    )
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="apply settings that failed before and were rolled back"
-    )
+    add_run_arguments(parser)
     parser.set_defaults(run=up, refused=Exit.FAILED)
     back = commands.add_parser(
         "rollback",
@@ -64,6 +56,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     frame.add_arguments(back)
     back.add_argument("--yes", action="store_true", help="do not ask")
     back.set_defaults(run=rollback, refused=Exit.FAILED)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that ends in :func:`up`."""
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument(
+        "--rollback-on-failure",
+        action="store_true",
+        help=f"if the settings fail, apply the last that served; exit status {Exit.ROLLED_BACK.value}",
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="apply settings that failed before and were rolled back"
+    )
 
 
 def up(options: argparse.Namespace) -> int:
