@@ -19,18 +19,21 @@ except SparkError as refused:
 
 from components.fabric_proof import FabricProofArgs, prove_fabric  # noqa: E402
 from components.good_settings import keep_good_settings  # noqa: E402
-from components.model_weights import ModelWeights, ModelWeightsArgs  # noqa: E402
+from components.model_weights import ModelWeights, ModelWeightsArgs, weights_places  # noqa: E402
 from components.node_files import files_of_group  # noqa: E402
 from components.roce_fabric import RoceFabric, RoceFabricArgs  # noqa: E402
 from components.serving_image import ServingImage, ServingImageArgs  # noqa: E402
 from components.spark_node import SparkNode, SparkNodeArgs  # noqa: E402
 from components.stack import open_stack  # noqa: E402
+from components.supervisor import with_supervisor_to_run  # noqa: E402
 from components.vllm_ray_cluster import VllmRayCluster, VllmRayClusterArgs  # noqa: E402
 
 stack = open_stack()
 settings = stack.settings
 [(group_name, group)] = settings.groups.items()
-files = files_of_group(group)
+known_weights = stack.weights.get(group_name) if group.model.kind == "hub" else None
+places = weights_places(settings, stack.name, group_name, known_weights, stack.sources.revisions.get(group_name, ""))
+files = with_supervisor_to_run(stack, group_name, files_of_group(group), places)
 
 nodes = {
     node.name: SparkNode(
@@ -80,8 +83,8 @@ weights = ModelWeights(
         stack=stack.name,
         group=group_name,
         model=group.model,
-        local_revision=stack.sources.revisions.get(group_name, ""),
-        known=stack.weights.get(group_name) if group.model.kind == "hub" else None,
+        places=places,
+        known=known_weights,
         image_id=image.image_id,
         nodes=members,
     ),
@@ -96,7 +99,7 @@ cluster = VllmRayCluster(
         nodes=nodes,
         image_id=image.image_id,
         known_image_id=image.known_id,
-        files=files.placed(weights.folders, weights.in_place),
+        files=files.placed(places.folders, places.in_place),
         notify=stack.notify_of(group_name),
         make_way=stack.make_way,
     ),

@@ -40,15 +40,36 @@ def build_runtime() -> NodeFile:
         _add(bundle, "__main__.py", (source / "entry" / "__main__.py").read_bytes())
         for path in sorted(source.glob("*.py")):
             _add(bundle, f"spark_runtime/{path.name}", path.read_bytes())
-    content = buffer.getvalue()
+    return keep_runtime(buffer.getvalue())
+
+
+def keep_runtime(content: bytes) -> NodeFile:
+    """Keep a supervisor's file in the checkout, from where it is copied to nodes."""
     digest = hashlib.sha256(content).hexdigest()
-    local = PROJECT / BUILD / f"runtime-{digest[:16]}.pyz"
-    if not local.is_file() or hashlib.sha256(local.read_bytes()).hexdigest() != digest:
-        local.parent.mkdir(exist_ok=True)
-        partial = local.with_suffix(".partial")
-        partial.write_bytes(content)
-        partial.replace(local)
-    return NodeFile(f"{BUILD}/{local.name}", f"{digest}/runtime.pyz", digest)
+    kept = kept_runtime(digest)
+    if kept is not None:
+        return kept
+    local = PROJECT / _local(digest)
+    local.parent.mkdir(exist_ok=True)
+    partial = local.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.replace(local)
+    return _node_file(digest)
+
+
+def kept_runtime(digest: str) -> NodeFile | None:
+    """The supervisor's file with this hash, if this checkout has it."""
+    local = PROJECT / _local(digest)
+    whole = local.is_file() and hashlib.sha256(local.read_bytes()).hexdigest() == digest
+    return _node_file(digest) if whole else None
+
+
+def _local(digest: str) -> str:
+    return f"{BUILD}/runtime-{digest[:16]}.pyz"
+
+
+def _node_file(digest: str) -> NodeFile:
+    return NodeFile(_local(digest), f"{digest}/runtime.pyz", digest)
 
 
 def project_file(path: str) -> NodeFile:

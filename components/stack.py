@@ -34,6 +34,7 @@ from spark_core.preflight.weights import GroupWeights, KnownWeights
 from spark_core.privilege import privileged_lines
 from spark_core.settings import NodeSettings, Settings, launcher_variable_notes
 from spark_core.settings.recipe_merge import recipe_notes
+from spark_core.supervisor_choice import RunningGroup
 from spark_core.transport.connection import Connection, resolve
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -56,6 +57,7 @@ class Stack:
     looked: bool
     weights: Mapping[str, GroupWeights]
     configs: Mapping[str, str] = field(default_factory=dict)
+    running: Mapping[str, RunningGroup] = field(default_factory=dict)
 
     @property
     def declared(self) -> Settings:
@@ -130,7 +132,9 @@ def open_stack() -> Stack:
     if pulumi.runtime.is_dry_run():
         _tell_privileges(preflight.settings, name)
     looked = preflight.settings.preflight != "off"
-    return Stack(name, preflight.settings, sources, run, looked, preflight.weights, preflight.configs)
+    return Stack(
+        name, preflight.settings, sources, run, looked, preflight.weights, preflight.configs, preflight.running
+    )
 
 
 def _refuse_abandoned(settings: Settings) -> None:

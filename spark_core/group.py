@@ -219,7 +219,12 @@ def _container(
         mounts.append(BindMount(f"{folder.secrets}/{group_name}", KEY_TARGET.rpartition("/")[0]))
     spark = settings.hardware == "spark"
     caches = cache_folder(settings, image_id, files.weights[node.name])
-    labels = {f"{LABEL}.stack": stack, f"{LABEL}.group": group_name, f"{LABEL}.rank": str(rank)}
+    labels = {
+        f"{LABEL}.stack": stack,
+        f"{LABEL}.group": group_name,
+        f"{LABEL}.rank": str(rank),
+        f"{LABEL}.supervisor": files.runtime,
+    }
     return RankContainer(
         node=node.name,
         rank=rank,

@@ -39,6 +39,7 @@ class Container:
         age: How long ago it was made, in Docker's words.
         ports: Ports of the node that it publishes.
         launcher: The other launcher that made it, or None.
+        labels: Its labels in Docker's words, ``key=value,…``; a value with a comma in it cannot be told from two.
     """
 
     id: str
@@ -49,10 +50,15 @@ class Container:
     age: str = ""
     ports: frozenset[int] = frozenset()
     launcher: str | None = None
+    labels: str = ""
 
     @property
     def running(self) -> bool:
         return self.status.startswith("Up")
+
+    def label(self, key: str) -> str:
+        """Value of a label of ours, none of which has a comma in it; empty if there is none."""
+        return next((word[len(key) + 1 :] for word in self.labels.split(",") if word.startswith(f"{key}=")), "")
 
 
 def parse_containers(answer: Answer) -> tuple[Container, ...] | Unread:
@@ -76,6 +82,7 @@ def parse_containers(answer: Answer) -> tuple[Container, ...] | Unread:
                 age=row.get("age", ""),
                 ports=published_ports(row.get("ports", "")),
                 launcher=None if row.get("stack") else launcher_of(name, labels),
+                labels=labels,
             )
         )
     return tuple(found) if answer.status == 0 else answer.unread("the containers", "docker ps")

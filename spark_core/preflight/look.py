@@ -13,6 +13,7 @@ from spark_core.fabric.facts import NETWORK, NetworkFacts, parse_network
 from spark_core.fabric.netplan import fabric_claims
 from spark_core.fabric.packets import PacketProof, packet_probe, parse_packets, probe_nodes
 from spark_core.facts import FactsSpec, NodeFacts, facts_fragment, parse_facts
+from spark_core.facts.answer import known as known_fact
 from spark_core.facts.docker import may_change_with_login
 from spark_core.facts.memory import Memory
 from spark_core.findings import Finding, judge
@@ -22,6 +23,7 @@ from spark_core.preflight.node import facts_spec, node_findings
 from spark_core.preflight.reach import finding_of
 from spark_core.preflight.weights import GroupWeights, KnownWeights, look_at_weights, model_look
 from spark_core.settings import NodeSettings, Settings
+from spark_core.supervisor_choice import RunningGroup, running_group
 from spark_core.transport.base import Fragment, Transport, compose, parse_sections, run_checked
 from spark_core.tuning.notes import tuning_findings, tuning_look, tuning_notes
 
@@ -53,6 +55,7 @@ class Preflight:
         notes: What ``up`` would restart, one line each.
         weights: For each group whose weights are copied or come from the hub, what is known of them.
         configs: For each group whose model could be read, the text of its ``config.json``.
+        running: For each group that has containers, all made from the same, what that is.
     """
 
     settings: Settings
@@ -61,6 +64,7 @@ class Preflight:
     notes: tuple[str, ...] = ()
     weights: Mapping[str, GroupWeights] = field(default_factory=dict)
     configs: Mapping[str, str] = field(default_factory=dict)
+    running: Mapping[str, RunningGroup] = field(default_factory=dict)
 
 
 def look_at_nodes(
@@ -123,7 +127,8 @@ def look_at_nodes(
         if may_change_with_login(look.facts.docker):  # last: nothing of this look logs in any more
             transports[name].log_in_again()
     judged = tuple(judge(findings, settings.severities))
-    return Preflight(found.settings, judged, found.lines, tuple(notes), weights, configs)
+    running = _running(settings, stack, seen)
+    return Preflight(found.settings, judged, found.lines, tuple(notes), weights, configs, running)
 
 
 def _look(settings: Settings, stack: str, node: NodeSettings, open_node: Opener) -> NodeLook | SparkError:
@@ -158,6 +163,19 @@ def _questions(settings: Settings, stack: str, node: NodeSettings, spec: FactsSp
         # Last: their clock is compared with the moment at which the answer is read.
         facts_fragment(spec),
     ]
+
+
+def _running(settings: Settings, stack: str, seen: Mapping[str, NodeLook]) -> dict[str, RunningGroup]:
+    """What the groups of the stack run."""
+    found = {}
+    for name, group in settings.groups.items():
+        containers = [
+            one for node in group.nodes if node in seen for one in known_fact(seen[node].facts.containers) or ()
+        ]
+        running = running_group(containers, stack, name, len(group.nodes))
+        if running is not None:
+            found[name] = running
+    return found
 
 
 def _models(

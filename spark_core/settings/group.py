@@ -147,6 +147,11 @@ class ServingSettings(FrozenModel):
         default="ray",
         description="what distributes the ranks: ray, or mp for vLLM's own processes on every node without Ray",
     )
+    supervisor_update: Literal["planned", "now"] = Field(
+        default="planned",
+        description="when a newer rank supervisor of this program is taken: planned, with the next restart that "
+        "another change asks for, or now, which restarts serving",
+    )
     host: str = Field(default="0.0.0.0", description="address on which the head serves the API")  # noqa: S104
     port: Port = Field(default=30000, description="port of the API on the head")
     public_host: str | None = Field(

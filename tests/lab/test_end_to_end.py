@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -216,9 +217,10 @@ def test_a_second_up_changes_nothing(deployment: Deployment) -> None:
     assert {host: deployment.containers(host) for host in HOSTS} == before
 
 
-def test_an_up_from_a_second_checkout_in_another_folder_changes_nothing(deployment: Deployment, tmp_path: Path) -> None:
-    before = {host: deployment.containers(host) for host in HOSTS}
-    checkout = copy_checkout(tmp_path / "elsewhere")
+@pytest.fixture(scope="module")
+def second_checkout(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same program in another folder, which has never built anything."""
+    checkout = copy_checkout(tmp_path_factory.mktemp("elsewhere") / "checkout")
     made = subprocess.run(
         ["python3", "toolchain/bootstrap.py"],
         cwd=checkout,
@@ -229,8 +231,30 @@ def test_an_up_from_a_second_checkout_in_another_folder_changes_nothing(deployme
         check=False,
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    outcome = deployment.up(checkout=checkout)
+    return checkout
+
+
+def test_an_up_from_a_second_checkout_in_another_folder_changes_nothing(
+    deployment: Deployment, second_checkout: Path
+) -> None:
+    before = {host: deployment.containers(host) for host in HOSTS}
+    outcome = deployment.up(checkout=second_checkout)
     assert outcome.code == 0, outcome.text[-3000:]
+    for word in ("created", "updated", "replaced", "deleted"):
+        assert outcome.count(word) == 0, outcome.text[-3000:]
+    assert {host: deployment.containers(host) for host in HOSTS} == before
+
+
+def test_a_newer_supervisor_waits_for_a_restart_that_is_asked_for(
+    deployment: Deployment, second_checkout: Path
+) -> None:
+    before = {host: deployment.containers(host) for host in HOSTS}
+    with (second_checkout / "spark_runtime" / "supervisor.py").open("a") as source:
+        source.write("# a newer release\n")
+    shutil.rmtree(second_checkout / ".build")
+    outcome = deployment.up(checkout=second_checkout)
+    assert outcome.code == 0, outcome.text[-3000:]
+    assert "a newer rank supervisor waits for the next restart" in outcome.text
     for word in ("created", "updated", "replaced", "deleted"):
         assert outcome.count(word) == 0, outcome.text[-3000:]
     assert {host: deployment.containers(host) for host in HOSTS} == before

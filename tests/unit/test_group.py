@@ -182,6 +182,7 @@ def test_labels_say_whose_a_container_is() -> None:
         "spark-vllm.stack": "dev",
         "spark-vllm.group": "main",
         "spark-vllm.rank": "1",
+        "spark-vllm.supervisor": "hash/runtime.pyz",
         "spark-vllm.deployment": found.deployment,
     }
 

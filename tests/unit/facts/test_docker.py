@@ -138,8 +138,16 @@ def test_containers_are_read_from_lines_of_json() -> None:
     ours = row("spark-vllm-dev-main-rank0", stack="dev", labels="spark-vllm.stack=dev,x=1,2")
     published = row("web", status="Exited (0) 2 hours ago", ports="0.0.0.0:8000->80/tcp, [::]:8000->80/tcp")
     containers = parse_containers(Answer(f"{ours}\n{published}\n"))
-    mine = Container("1" * 64, "spark-vllm-dev-main-rank0", "image:1", "Up 3 days", stack="dev", age="3 days ago")
-    other = replace(mine, name="web", status="Exited (0) 2 hours ago", stack="", ports=frozenset({8000}))
+    mine = Container(
+        "1" * 64,
+        "spark-vllm-dev-main-rank0",
+        "image:1",
+        "Up 3 days",
+        stack="dev",
+        age="3 days ago",
+        labels="spark-vllm.stack=dev,x=1,2",
+    )
+    other = replace(mine, name="web", status="Exited (0) 2 hours ago", stack="", ports=frozenset({8000}), labels="a=b")
     assert containers == (mine, other)
     assert (mine.running, other.running) == (True, False)
     assert parse_containers(Answer("")) == ()
