@@ -19,6 +19,7 @@ from automation import (
     drift,
     gc,
     history,
+    init,
     lifecycle,
     logs,
     pin_hosts,
@@ -39,6 +40,7 @@ from automation.reports import failure
 from spark_core.errors import SparkError
 
 COMMANDS = (
+    init,
     runs,
     up,
     drift,

@@ -20,6 +20,7 @@ from automation.stage import bring_all
 from spark_core.errors import SparkError, join_errors
 from spark_core.first_day.survey import Survey, observe_survey
 from spark_core.first_day.way_back import Replaced, notes, stop_container, way_back
+from spark_core.wanted import STOPPED, want_running, wanted_state
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,6 +53,9 @@ def cutover(options: argparse.Namespace) -> int:
         here.progress.say("bringing image and weights; nothing is stopped meanwhile")
         bring_all(here.file)
         stopped = _stop(options, here, nodes, before, back)
+        ranks = nodes.ranks()
+        if wanted_state(ranks[0]) == STOPPED:  # from an earlier way back
+            want_running(ranks)
         result = here.run("up", message=up_message(record))
         run = result.report("up", here.stack)
         if run.result != "succeeded":

@@ -28,7 +28,8 @@ MEANINGS: Mapping[Exit, str] = {
     Exit.FAILED: "failed: an engine, a node, the settings or the preflight; what is said first is the cause",
     Exit.DRIFT: "`drift` and `status`: what is there is not as wanted; nothing was changed. `bench`: it got slower",
     Exit.MORE_NEEDED: "`up --no-restart` applied what keeps serving up, and more is needed that would not",
-    Exit.REFUSED: "refused: these settings failed and were rolled back; `--retry-failed` tries them again",
+    Exit.REFUSED: "refused: it was not agreed to; or these settings failed and were rolled back, and "
+    "`--retry-failed` tries them again",
     Exit.LOCKED: "another run holds the stack, or a dead one left its lock; nothing was changed",
     Exit.ROLLED_BACK: "`up --rollback-on-failure`: the settings failed, and the last good ones serve again",
     Exit.OUT_OF_TIME: "the overall deadline passed; the run was stopped as by Ctrl-C, and the same command goes on",

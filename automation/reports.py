@@ -74,6 +74,36 @@ class RunReport(Report):
     error: ErrorText | None = None
 
 
+class QuestionReport(Document):
+    """A question that came up."""
+
+    question: str
+    option: str = Field(description="the option that says yes to it")
+    answer: bool
+
+
+class FoundNode(Document):
+    """A node as it was found."""
+
+    name: str
+    address: str
+    user: str
+    host_key: str
+    via: str = Field("", description="address of the node that it is reached through")
+    found: list[str] = Field(description="what is there already, one line each")
+
+
+class InitReport(Report):
+    """The first look at nodes, and the stack file made from it."""
+
+    file: str
+    written: bool
+    nodes: list[FoundNode]
+    questions: list[QuestionReport]
+    findings: list[FindingReport] = Field(description="what preview says with these settings")
+    next: list[str] = Field(description="commands to go on with")
+
+
 class CutoverReport(Report):
     """A cluster of another launcher that was replaced by the stack."""
 

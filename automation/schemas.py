@@ -18,6 +18,7 @@ from automation.reports import (
     FailureReport,
     GcReport,
     HistoryReport,
+    InitReport,
     LifecycleReport,
     LogsReport,
     PinHostsReport,
@@ -61,6 +62,7 @@ REPORTS: Mapping[str, type[Report]] = {
     "history": HistoryReport,
     "stacks": StacksReport,
     "cutover": CutoverReport,
+    "init": InitReport,
 }
 
 

@@ -129,16 +129,25 @@ class StackFile:
         return newline + 1, newline + 1, f"{indent}{line}{ending}"
 
 
+def place_of_stack_file(stack: str) -> Path:
+    """Where the file of a stack is, or would be."""
+    # A stack may be named with its organisation and project in front.
+    chosen = os.environ.get(CONFIG_FILE_VARIABLE)
+    return Path(chosen) if chosen else PROJECT / f"Pulumi.{stack.rsplit('/', 1)[-1]}.yaml"
+
+
+def project_name() -> str:
+    """The name of the project, which every setting's key begins with."""
+    return str(_mapping((PROJECT / "Pulumi.yaml").read_text(), PROJECT / "Pulumi.yaml")["name"])
+
+
 def open_stack_file(stack: str) -> StackFile:
     """The file of a stack.
 
     Raises:
         SparkError: there is none, or it is no YAML.
     """
-    project = str(_mapping((PROJECT / "Pulumi.yaml").read_text(), PROJECT / "Pulumi.yaml")["name"])
-    # A stack may be named with its organisation and project in front.
-    chosen = os.environ.get(CONFIG_FILE_VARIABLE)
-    path = Path(chosen) if chosen else PROJECT / f"Pulumi.{stack.rsplit('/', 1)[-1]}.yaml"
+    project, path = project_name(), place_of_stack_file(stack)
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -94,6 +94,23 @@ class FakeSsh:
         """
         self._change(node, user=user, sudo=sudo, **rules)
 
+    def want_key(self, node: str, identity: Path, password: str) -> None:
+        """The node takes nobody but who has this key; until it knows that, a password.
+
+        Args:
+            identity: The key's file, as the person's ssh configuration names it; it need not be there.
+        """
+        self._change(node, identity=str(identity), password=password)
+
+    @property
+    def passwords(self) -> list[str]:
+        """Whether each password that was given was ``right`` or ``wrong``."""
+        return self._lines("passwords")
+
+    def home_of(self, node: str) -> Path:
+        """The deploy user's home on a node."""
+        return self.hosts[node].base / "home"
+
     def refuse_login(self, node: str, stderr: str) -> None:
         self._change(node, login_error=stderr)
 

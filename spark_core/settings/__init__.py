@@ -14,7 +14,7 @@ from spark_core.settings.hub import HubSettings
 from spark_core.settings.image import ImageSettings
 from spark_core.settings.launchers import launcher_variable_notes
 from spark_core.settings.node import NodeSettings, SshSettings
-from spark_core.settings.reader import SECRET_KEYS, SETTING_KEYS, read_settings
+from spark_core.settings.reader import SECRET_KEYS, SETTING_KEYS, describe, read_settings
 from spark_core.settings.root import Settings
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Settings",
     "SetupCommand",
     "SshSettings",
+    "describe",
     "launcher_variable_notes",
     "read_settings",
 ]

@@ -148,6 +148,16 @@ def _known_names(location: Sequence[int | str]) -> list[str]:
     return list(model.model_fields) if model else []
 
 
+def describe(location: Sequence[int | str]) -> str:
+    """What a setting is, in words: its own description, or the first sentence about what stands below it."""
+    model = _model_at(location[:-1])
+    field = model.model_fields.get(str(location[-1])) if model and location else None
+    if field is None:
+        return ""
+    below = _models(field.annotation)
+    return field.description or ((below[0].__doc__ or "").split("\n", 1)[0] if below else "")
+
+
 def _description(location: Sequence[int | str]) -> str:
     model = _model_at(location[:-1])
     field = model.model_fields.get(str(location[-1])) if model and location else None
