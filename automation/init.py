@@ -63,7 +63,10 @@ def init(options: argparse.Namespace) -> int:
         raise CommandEnd(
             Exit.REFUSED, f"nothing was changed: {path} is there already", do="name another stack with --stack"
         )
-    specs = [parse_target(text, options.ssh_config) for text in options.hosts]
+    config, password_file = _whole_path(options.ssh_config), _whole_path(options.password_file)
+    if config and not Path(config).expanduser().is_file():
+        raise SparkError(f"expected an ssh configuration file, found none at {config}", where="--ssh-config")
+    specs = [parse_target(text, config or None) for text in options.hosts]
     twice = sorted({spec.address for spec in specs if sum(spec.address == other.address for other in specs) > 1})
     if twice:
         raise SparkError(f"expected every host once, found {', '.join(twice)} twice", where="HOST")
@@ -73,8 +76,8 @@ def init(options: argparse.Namespace) -> int:
     wishes = Wishes(
         options.image,
         options.model,
-        options.ssh_config or "",
-        options.password_file or "",
+        config,
+        password_file,
         options.hub_endpoint,
     )
     draft = draft_settings([one.look for one in seen], wishes)
@@ -85,6 +88,13 @@ def init(options: argparse.Namespace) -> int:
     report = _report(options, path, draft, seen, questions, findings)
     print(report.model_dump_json(indent=2) if options.json else _told(report), flush=True)
     return report.exit_code
+
+
+def _whole_path(given: str | None) -> str:
+    """A path as a stack file may have it: from any folder it means the same."""
+    if not given or given.startswith("~"):
+        return given or ""
+    return str(Path(given).absolute())
 
 
 def preview_of(values: Mapping[str, Any], stack: str) -> list[Finding]:

@@ -117,6 +117,8 @@ def choose_model(surveys: Mapping[str, Survey]) -> tuple[Choice, FoundModel | No
     chosen = (served or usable)[0]
     model = found[chosen]
     place = f"{'served now; ' if served else ''}{model.bytes / 1e9:.1f} GB, whole on {', '.join(nodes_of[chosen])}"
+    if wanted and not served:
+        place += f"; what is served now was not found: {wanted}"
     others = [source for source in usable if source != chosen][:_MOST_TOLD]
     reasons = {"source": [place, *([f"also there: {', '.join(others)}"] if others else [])]}
     cache = model.cache if model.cache not in ("", STANDARD_CACHE) else ""

@@ -86,13 +86,13 @@ class Draft:
 
 def names_of(looks: Sequence[FirstLook]) -> dict[str, str]:
     """A name for each node by its address: its own where that fits, each once."""
-    found: dict[str, str] = {}
-    for index, look in enumerate(looks):
-        plain = re.sub(r"[^a-z0-9-]+", "-", look.survey.name.split(".")[0].lower()).strip("-")[:31]
-        if not re.fullmatch(r"[a-z][a-z0-9-]{1,30}", plain) or plain in found.values() or plain == "localhost":
-            plain = f"spark-{chr(ord('a') + index)}"
-        found[look.address] = plain
-    return found
+    own = [re.sub(r"[^a-z0-9-]+", "-", look.survey.name.split(".")[0].lower()).strip("-")[:31] for look in looks]
+    fits = [bool(re.fullmatch(r"[a-z][a-z0-9-]{1,30}", name)) and name != "localhost" for name in own]
+    kept = [
+        name if fit and name not in own[:place] else "" for place, (name, fit) in enumerate(zip(own, fits, strict=True))
+    ]
+    spare = (name for letter in "abcdefghijklmnopqrstuvwxyz" if (name := f"spark-{letter}") not in kept)
+    return {look.address: name or next(spare) for look, name in zip(looks, kept, strict=True)}
 
 
 def draft_settings(looks: Sequence[FirstLook], wishes: Wishes) -> Draft:

@@ -71,6 +71,7 @@ def container(value: dict[str, Any]) -> dict[str, Any] | None:
     running = bool(value["State"].get("Running"))
     return {
         "name": name,
+        "labels": sorted(config.get("Labels") or {}),
         "image": config.get("Image") or "",
         "image_id": value.get("Image") or "",
         "running": running,

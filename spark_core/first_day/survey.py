@@ -49,6 +49,7 @@ class FoundContainer:
         removed_when_stopped: Whether Docker removes it when it stops (``--rm``).
         restart: Its restart policy.
         servers: The vLLM servers in it.
+        launcher: The launcher that gives containers such names or labels.
     """
 
     name: str
@@ -58,11 +59,7 @@ class FoundContainer:
     removed_when_stopped: bool = False
     restart: str = "no"
     servers: tuple[Server, ...] = ()
-
-    @property
-    def launcher(self) -> str | None:
-        """The launcher that gives containers such names."""
-        return launcher_of(self.name)
+    launcher: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +189,8 @@ def _container(value: Mapping[str, Any]) -> FoundContainer:
             Server(str(one["model"]), {str(k): str(v) for k, v in one["flags"].items()}, tuple(one["others"]))
             for one in value["serving"]
         ),
+        # Of labels only the names are told; for two launchers these are what counts.
+        launcher=launcher_of(str(value["name"]), ",".join(f"{label}=" for label in value["labels"])),
     )
 
 

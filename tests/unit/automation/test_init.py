@@ -349,6 +349,11 @@ def test_hosts_that_cannot_be_are_told(
     assert re.search(told, capsys.readouterr().err)
 
 
+def test_an_ssh_configuration_that_is_not_there_is_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert site.init("--yes", "--ssh-config", "none/such", "spark-a") == Exit.FAILED
+    assert "--ssh-config: expected an ssh configuration file, found none at /" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_file_is_yaml_that_preview_takes(site: Site) -> None:
     assert site.init("--yes", "--password-file", password_file(site), "--model", model(site), "spark-a", "spark-b") == 0

@@ -14,6 +14,7 @@ from spark_core.settings import Settings, read_settings
 from tests.unit.fabric.networks import PORT, TWIN, changed, spark
 from tests.unit.facts.spark import spark as spark_facts
 
+EUGR = "eugr/spark-vllm-docker"
 IMAGE_A, IMAGE_B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 COMMIT = "c" * 40
 CACHE = "~/.cache/huggingface/hub"
@@ -75,7 +76,7 @@ def test_a_cluster_that_runs_is_served_on_as_it_is() -> None:
         "--nnodes": "2",
     }
     server = Server("Qwen/big", flags, ("--swap-space",))
-    node = FoundContainer("vllm_node", "vllm-node", IMAGE_A, True, True, servers=(server,))
+    node = FoundContainer("vllm_node", "vllm-node", IMAGE_A, True, True, servers=(server,), launcher=EUGR)
     worker = replace(node, servers=(Server("Qwen/big", {"--headless": ""}),))
     images = {IMAGE_B: ("vllm:new",), IMAGE_A: ("vllm-node:latest",)}
     models = (cached("Qwen/larger", 500), cached())
@@ -186,7 +187,8 @@ def test_mtus_that_differ_are_managed_and_a_file_of_the_fabric_alone_gives_way()
     [
         (("spark-a", "spark-b"), ["spark-a", "spark-b"]),
         (("Spark_1.local", "gx10-02"), ["spark-1", "gx10-02"]),
-        (("spark", "spark"), ["spark", "spark-b"]),
+        (("spark", "spark"), ["spark", "spark-a"]),
+        (("7", "spark-a"), ["spark-b", "spark-a"]),
         (("7", "localhost"), ["spark-a", "spark-b"]),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_launcher_s_cluster_is_told_with_its_server_and_without_its_secrets(ho
         host, AutoRemove=True, Mounts=[{"Type": "bind", "Source": "/data/hf", "Destination": "/r/huggingface"}]
     )
     host.set_container("spark-vllm-dev-main-rank0", Labels={"spark-vllm.stack": "dev"})
-    host.set_container("other", Running=False, Restart="always")
+    host.set_container("other", Running=False, Restart="always", Labels={"spark-pulse.managed": SECRET})
     eugr_checkout(home)
     sparkrun_cluster(home)
     before = host.read()
@@ -60,6 +60,7 @@ def test_a_launcher_s_cluster_is_told_with_its_server_and_without_its_secrets(ho
     node, other = found.containers
     assert (node.launcher, node.image_id, node.running) == ("eugr/spark-vllm-docker", IMAGE_ID, True)
     assert (node.removed_when_stopped, other.restart, other.running) == (True, "always", False)
+    assert other.launcher == "spark-pulse"
     [server] = node.servers
     assert server.model == MODEL
     assert server.flags == {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_core.errors import CommandError
+from spark_core.facts.containers import launcher_of
 from spark_core.first_day.survey import FoundContainer, LauncherFolder, Server
 from spark_core.first_day.way_back import Replaced, notes, stop_container, way_back
 from spark_core.settings import Settings, read_settings
@@ -20,7 +21,8 @@ def settings() -> Settings:
 
 
 def node(name: str, **values: object) -> FoundContainer:
-    return FoundContainer(name, "vllm-node", IMAGE_ID, True, **values)  # type: ignore[arg-type]
+    launcher = launcher_of(name)
+    return FoundContainer(name, "vllm-node", IMAGE_ID, True, launcher=launcher, **values)  # type: ignore[arg-type]
 
 
 def test_a_stop_leaves_container_image_and_everybody_else(tmp_path: Path) -> None:
