@@ -5,6 +5,8 @@ not understood. Nothing of a file is run, and no value of what is left out is sh
 """
 
 from spark_core.foreign_recipes.account import Account, Entry, Verdict
-from spark_core.foreign_recipes.reading import Reading, read_foreign, recipe_of
+from spark_core.foreign_recipes.as_recipe import recipe_of
+from spark_core.foreign_recipes.reading import read_foreign
+from spark_core.foreign_recipes.result import Reading
 
 __all__ = ["Account", "Entry", "Reading", "Verdict", "read_foreign", "recipe_of"]

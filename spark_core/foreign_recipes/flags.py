@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +9,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from spark_core.fit import HIGH_UTILIZATION
-from spark_core.foreign_recipes.account import Account, Verdict, shown
+from spark_core.foreign_recipes.account import Account, shown
+from spark_core.foreign_recipes.flag_rules import RULES, speculation, typed
 from spark_core.foreign_recipes.secrets import is_secret_name, looks_secret
 from spark_core.foreign_recipes.words import Word
-from spark_core.settings.group import OWN_FLAGS, LoadFormat, ServingSettings
+from spark_core.settings.group import OWN_FLAGS, ServingSettings
 
 _SHORT = {
     "-tp": "--tensor-parallel-size",
@@ -25,9 +24,6 @@ _SHORT = {
     "-r": "--node-rank",
 }
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
-_LENGTH_UNITS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1024**2}
-"""vLLM's: a small letter is decimal, a capital one binary."""
 _FROM_ELSEWHERE = {
     "--config": "a file of further arguments, which was not read",
     "--download-dir": "the weights are mounted, nothing is downloaded in containers",
@@ -79,6 +75,7 @@ class Serving:
         revision: Its revision.
         served_name: Its name in the API.
         settings: Serving settings.
+        drafts: Whether another model is to draft for this one.
     """
 
     account: Account
@@ -86,6 +83,7 @@ class Serving:
     revision: str = ""
     served_name: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    drafts: bool = False
 
     def read(self, arguments: Sequence[Word], place: Callable[[str], str]) -> None:
         """Take arguments in.
@@ -94,6 +92,7 @@ class Serving:
             place: From a flag to the place by which it is accounted for.
         """
         positional, flags = split(arguments)
+        self.drafts = any(flag.long == "--speculative-config.model" for flag in flags)
         for word in positional:
             where = place("model")
             if word.expands or word.missing or self.model or looks_secret(word.text):
@@ -121,10 +120,10 @@ class Serving:
             say(place, "not understood", f"the file has no value for {shown(missing)}")
         elif any(word.expands for word in flag.values):
             say(place, "left out", "a shell would replace something in it, and no shell of a recipe is run")
-        elif flag.long in _RULES:
-            _RULES[flag.long](self, flag, place)
-        elif flag.long.startswith(("--speculative-config", "--speculative_config")):
-            _speculation(self, flag, place)
+        elif flag.long in RULES:
+            RULES[flag.long](self, flag, place)
+        elif flag.long.startswith("--speculative-config"):
+            speculation(self, flag, place)
         elif flag.long in OWN_FLAGS:
             say(place, "left out", f"the program renders it: {OWN_FLAGS[flag.long]}")
         elif flag.long in _FROM_ELSEWHERE:
@@ -132,12 +131,12 @@ class Serving:
         elif flag.field in ServingSettings.model_fields and flag.field != "extra_args":
             self._setting(flag, place)
         else:
-            self._extra(flag, place)
+            self.pass_on(flag, place)
 
     def _setting(self, flag: Flag, place: str) -> None:
         name = flag.field
         switch = name in _SWITCHES
-        value: Any = not flag.long.startswith("--no-") if switch else _typed(name, flag.value)
+        value: Any = not flag.long.startswith("--no-") if switch else typed(name, flag.value)
         if (switch and flag.values) or (not switch and len(flag.values) != 1):
             self.account.add(place, "not understood", f"expected {'no value' if switch else 'one value'} behind it")
             return
@@ -156,7 +155,8 @@ class Serving:
         self.settings[name] = value
         self.account.add(place, "changed" if changed else "taken", text, f"serving.{name}")
 
-    def _extra(self, flag: Flag, place: str) -> None:
+    def pass_on(self, flag: Flag, place: str) -> None:
+        """A flag that is passed on as it is."""
         try:
             ServingSettings.model_validate({"extra_args": flag.words})
         except ValidationError as error:
@@ -187,148 +187,10 @@ def _fit_to_show(name: str) -> bool:
     return re.fullmatch(r"--?[A-Za-z][a-z0-9_.-]{0,60}", name) is not None
 
 
-def _typed(name: str, text: str) -> Any:
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text)
-    if name == "gpu_memory_utilization" and re.fullmatch(r"\d*\.\d+", text):
-        return float(text)
-    return text
-
-
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-def _left_to_stack(serving: Serving, flag: Flag, place: str) -> None:
-    serving.account.add(place, "left out", f"{OWN_FLAGS[flag.long]} is the stack's: clients would lose their endpoint")
-
-
-def _backend(serving: Serving, flag: Flag, place: str) -> None:
-    if flag.value in ("ray", "mp"):
-        serving.put("backend", flag.value, place, f"serving.backend: {flag.value}")
-    else:
-        serving.account.add(place, "not understood", "expected ray or mp")
-
-
-def _served_name(serving: Serving, flag: Flag, place: str) -> None:
-    if not flag.values:
-        serving.account.add(place, "not understood", "expected a name behind it")
-        return
-    serving.served_name = flag.value
-    more = "" if len(flag.values) == 1 else f"; of {len(flag.values)} names the first one, others are not served"
-    verdict: Verdict = "changed" if more else "taken"
-    serving.account.add(place, verdict, f"model.served_name: {shown(flag.value)}{more}", "model.served_name")
-
-
-def _revision(serving: Serving, flag: Flag, place: str) -> None:
-    serving.revision = flag.value
-    serving.account.add(place, "taken", "the revision of the weights", "model.source")
-
-
-def _utilization(serving: Serving, flag: Flag, place: str) -> None:
-    value = _typed("gpu_memory_utilization", flag.value)
-    if not isinstance(value, int | float) or not 0 < value <= 1 or len(flag.values) != 1:
-        _gigabytes(serving, flag, place)
-    elif value > HIGH_UTILIZATION:
-        text = (
-            f"serving.gpu_memory_utilization: {HIGH_UTILIZATION} instead of {value}; others ran out of memory above it"
-        )
-        serving.put("gpu_memory_utilization", HIGH_UTILIZATION, place, text, changed=True)
-    else:
-        serving.put("gpu_memory_utilization", value, place, f"serving.gpu_memory_utilization: {value}")
-
-
-def _gigabytes(serving: Serving, flag: Flag, place: str) -> None:
-    text = (
-        f"serving.gpu_memory_utilization: {HIGH_UTILIZATION}, since vLLM's own default would be more; what the file "
-        "says is no share of the memory"
-    )
-    serving.put("gpu_memory_utilization", HIGH_UTILIZATION, place, text, changed=True)
-
-
-def _context(serving: Serving, flag: Flag, place: str) -> None:
-    found = _LENGTH.fullmatch(flag.value)
-    if found is None or len(flag.values) != 1:
-        text = (
-            "no number of tokens; vLLM takes the model's own length, and the memory plan is told if that does not fit"
-        )
-        serving.account.add(place, "left out", text)
-        return
-    tokens = int(float(found.group(1)) * _LENGTH_UNITS[found.group(2)])
-    serving.put("max_model_len", tokens, place, f"serving.max_model_len: {tokens}")
-
-
-def _load_format(serving: Serving, flag: Flag, place: str) -> None:
-    if flag.value in get_args(LoadFormat):
-        text = f"serving.load_format: {flag.value}; some formats need a package of the image, and hold files in memory"
-        serving.put("load_format", flag.value, place, text)
-    else:
-        serving.account.add(place, "left out", "no load format that vLLM is known to have")
-
-
-def _template(serving: Serving, flag: Flag, place: str) -> None:
-    if re.fullmatch(r"/[^\x00:]+", flag.value):
-        serving.put("chat_template", flag.value, place, "serving.chat_template; the file must be in the image")
-    else:
-        text = "a file that a mod of the tool brings; bring it with serving.patches and set serving.chat_template"
-        serving.account.add(place, "left out", text)
-
-
-def _data_parallel(serving: Serving, flag: Flag, place: str) -> None:
-    if flag.value == "1":
-        serving.account.add(place, "information", "one copy of the model, as here always")
-    else:
-        serving.account.add(place, "not understood", "a group serves one copy of a model")
-
-
-def _speculation(serving: Serving, flag: Flag, place: str) -> None:
-    try:
-        wanted = json.loads(flag.value) if "." not in flag.long else {}
-    except ValueError:
-        wanted = None
-    if isinstance(wanted, dict) and "model" not in wanted and "." not in flag.long:
-        serving._extra(flag, place)
-    else:
-        text = "speculation with a second model, which is not on the nodes; it changes the speed only"
-        serving.account.add(place, "left out", text)
-
-
-_RULES: dict[str, Callable[[Serving, Flag, str], None]] = {
-    "--model": lambda serving, flag, place: serving.read(flag.values, lambda _name: place),
-    "--host": _left_to_stack,
-    "--port": _left_to_stack,
-    "--uds": _left_to_stack,
-    "--distributed-executor-backend": _backend,
-    "--served-model-name": _served_name,
-    "--revision": _revision,
-    "--gpu-memory-utilization": _utilization,
-    "--gpu-memory-utilization-gb": _gigabytes,
-    "--max-model-len": _context,
-    "--load-format": _load_format,
-    "--chat-template": _template,
-    "--data-parallel-size": _data_parallel,
-    "--nccl-debug": lambda serving, flag, place: serving.account.add(place, "not understood", "no flag of vLLM"),
-    # Settings of ours whose names are no flags of vLLM.
-    **dict.fromkeys(
-        (
-            "--backend",
-            "--environment",
-            "--mounts",
-            "--patches",
-            "--public-host",
-            "--ray-port",
-            "--ray-token",
-            "--status-port",
-            "--heal",
-            "--shm-size-mib",
-            "--object-store-bytes",
-            "--join-timeout-s",
-            "--start-timeout-s",
-            "--canary-timeout-s",
-        ),
-        lambda serving, flag, place: serving.account.add(place, "not understood", "no flag of vLLM"),
-    ),
-}
 _SWITCHES = frozenset(
     name
     for name, info in ServingSettings.model_fields.items()

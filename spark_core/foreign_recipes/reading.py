@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from spark_core.errors import SparkError
 from spark_core.foreign_recipes import containers
-from spark_core.foreign_recipes.account import Account, Entry
-from spark_core.foreign_recipes.document import Document, place_of, read_document
+from spark_core.foreign_recipes.account import Account
+from spark_core.foreign_recipes.commands import read_command
+from spark_core.foreign_recipes.document import Document, read_document
 from spark_core.foreign_recipes.flags import Serving
+from spark_core.foreign_recipes.result import Reading
 from spark_core.foreign_recipes.secrets import looks_secret
-from spark_core.foreign_recipes.words import Statement, Word, filled, statements
 from spark_core.settings.group import ModelSettings, ServingSettings
-from spark_core.settings.recipe import Recipe, RecipeSource, RecipeWeights, leaves
 
 _VLLM = ("", "vllm", "vllm-ray", "vllm-distributed", "eugr-vllm")
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _HUB_CACHE = re.compile(r"^/\S*/models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})/?$")
 """A model in a hub cache, as a path in a container."""
-_SPARKRUN_FLAGS = {
-    "tensor_parallel": "--tensor-parallel-size",
-    "pipeline_parallel": "--pipeline-parallel-size",
-    "data_parallel": "--data-parallel-size",
-}
-"""Defaults of sparkrun whose flag has another name; of all others it is the name itself."""
 _INFORMATION = {
     "recipe_version": "version of the format",
     "sparkrun_version": "version of the format",
@@ -64,38 +56,6 @@ KNOWN = frozenset(
 """Keys that either tool knows."""
 
 
-@dataclass
-class Reading:
-    """What a file says, in the words of this program.
-
-    Attributes:
-        tool: Whose file it is.
-        summary: What it is for.
-        container: The tool's name of the image, if it can be shown.
-        model: Settings of the model.
-        serving: Serving settings.
-        obstacles: Why it cannot be served here; empty if it can.
-        entries: The account.
-    """
-
-    tool: str
-    account: Account
-    summary: str = ""
-    container: str = ""
-    model: dict[str, str] = field(default_factory=dict)
-    serving: dict[str, Any] = field(default_factory=dict)
-    obstacles: list[str] = field(default_factory=list)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        return self.account.entries
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes, one rank each."""
-        return int(self.serving.get("tensor_parallel_size", 1)) * int(self.serving.get("pipeline_parallel_size", 1))
-
-
 def read_foreign(text: str, where: str) -> Reading:
     """Read a file.
 
@@ -116,7 +76,7 @@ def read_foreign(text: str, where: str) -> Reading:
         if leaf in (None, {}, []) and place not in ("model", "command", "container"):
             reading.account.say(place, "information", "empty")
     _runtime(reading, value)
-    _command(reading, serving, document)
+    read_command(reading, serving, document)
     containers.take_variables(reading.account, document, serving.settings)
     serving.settings |= containers.executor_settings(reading.account, document)
     _model(reading, serving, value)
@@ -133,47 +93,6 @@ def read_foreign(text: str, where: str) -> Reading:
     return reading
 
 
-def recipe_of(reading: Reading, source: str, day: str) -> Recipe:
-    """A recipe of ours from a file of another tool; every value says from where in the file it is.
-
-    Args:
-        source: Name of the file.
-        day: Today.
-
-    Raises:
-        SparkError: it cannot be served here.
-    """
-    if reading.obstacles:
-        first, *rest = reading.obstacles
-        raise SparkError(f"expected a recipe for vLLM, found: {first}", where=source, evidence=rest)
-    why = {}
-    for place, _value in leaves({"model": reading.model, "serving": reading.serving}):
-        entry = reading.account.of_setting(place)
-        said = f"{entry.place} of {source}" if entry else f"follows from {source}"
-        why[place] = f"{said}; {entry.text}" if entry and entry.verdict == "changed" else said
-    try:
-        return _recipe(reading, source, day, why)
-    except ValidationError as error:
-        text = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise SparkError(f"expected settings that go together, found: {text}", where=source) from None
-
-
-def _recipe(reading: Reading, source: str, day: str, why: Mapping[str, str]) -> Recipe:
-    return Recipe(
-        summary=reading.summary or f"read from {source}",
-        nodes=reading.nodes,
-        date=day,
-        image=f"what {reading.container} has" if reading.container else "not told",
-        notes=(f"Read from a recipe of {reading.tool}; nobody has run it with this program.",),
-        weights=RecipeWeights(bytes=None, source="not known"),
-        sources=(RecipeSource(title=source, date=None),),
-        proven=(),
-        model=reading.model,
-        serving=reading.serving,
-        why=dict(why),
-    )
-
-
 def _runtime(reading: Reading, value: Mapping[Any, Any]) -> None:
     runtime = value.get("runtime")
     if "runtime" not in value:
@@ -183,94 +102,6 @@ def _runtime(reading: Reading, value: Mapping[Any, Any]) -> None:
     elif isinstance(runtime, str):
         reading.account.say("runtime", "not understood", "another server than vLLM")
         reading.obstacles.append("it is for another server than vLLM")
-
-
-def _command(reading: Reading, serving: Serving, document: Document) -> None:
-    value, account = document.value, reading.account
-    raw = value.get("defaults")
-    defaults = {key: item for key, item in raw.items() if isinstance(key, str)} if isinstance(raw, Mapping) else {}
-    template = value.get("command")
-    if template is not None and not isinstance(template, str):
-        account.say_below("command", "not understood", "expected one text")
-        reading.obstacles.append("its command is no text")
-    elif isinstance(template, str) and template.strip():
-        _template(reading, serving, template, defaults | {"model": value.get("model")})
-        _unused_defaults(reading, serving, defaults)
-    elif reading.tool == "eugr":
-        account.say_below("command", "not understood", "expected a command")
-        reading.obstacles.append("it has no command")
-        account.say_below("defaults", "left out", "only a command would use it")
-    elif not reading.obstacles:
-        account.say_below("command", "information", "none; sparkrun makes one from the defaults")
-        for key, item in defaults.items():
-            _default_as_flag(serving, key, item, defaults | {"model": value.get("model")})
-    serving.settings.setdefault("backend", "ray" if value.get("runtime") == "vllm-ray" else "mp")
-
-
-def _template(reading: Reading, serving: Serving, template: str, values: Mapping[str, Any]) -> None:
-    account = reading.account
-    try:
-        text, used = filled(template, values)
-        found = statements(text)
-    except ValueError:
-        account.say("command", "not understood", "no shell could read it: a quote is not closed, or it is too long")
-        reading.obstacles.append("its command cannot be read")
-        return
-    for key in sorted(used - {"model"}):
-        account.say(place_of("defaults", key), "taken", f"stands for {{{key}}} in the command")
-    servers = [statement for statement in found if statement.is_serve and not statement.joined]
-    if servers:
-        account.say("command", "taken", "word by word, see below")
-    else:
-        account.say("command", "not understood", "nothing in it starts vllm serve")
-        reading.obstacles.append("its command does not start vllm serve")
-    for statement in found:
-        _statement(serving, statement, statement is (servers[0] if servers else None))
-
-
-def _statement(serving: Serving, statement: Statement, serves: bool) -> None:
-    line = f"command, line {statement.line}"
-    for name, word in statement.assignments.items():
-        place = f"{line}: {'a variable' if looks_secret(name) else name}"
-        containers.take_variable(serving.account, place, name, word, serving.settings)
-    if serves:
-        serving.read(statement.arguments, lambda name: f"command: {name}")
-    elif statement.words:
-        what = "joined to the one before by the shell" if statement.joined else "another command"
-        count = len(statement.words)
-        serving.account.add(line, "left out", f"{what}, of {count} words; no shell of a recipe is run")
-
-
-def _unused_defaults(reading: Reading, serving: Serving, defaults: Mapping[str, Any]) -> None:
-    account = reading.account
-    for key, item in defaults.items():
-        place = place_of("defaults", key)
-        flag = _SPARKRUN_FLAGS.get(key, "--" + key.replace("_", "-"))
-        if reading.tool == "sparkrun" and key in ("tensor_parallel", "pipeline_parallel", "served_model_name"):
-            known = serving.served_name if key == "served_model_name" else serving.settings.get(f"{key}_size")
-            if place in account.unsaid() and not known and isinstance(item, str | int):
-                serving.read([Word(flag), Word(str(item))], lambda _name, place=place: place)  # type: ignore[misc]
-        account.say_below(place, "left out", "the command does not use it, so neither does the tool")
-
-
-def _default_as_flag(serving: Serving, key: str, item: Any, values: Mapping[str, Any]) -> None:
-    place = place_of("defaults", key)
-    flag = _SPARKRUN_FLAGS.get(key, "--" + key.replace("_", "-"))
-    say: Callable[[str], str] = lambda _name: place  # noqa: E731
-    if isinstance(item, bool):
-        if item:
-            serving.read([Word(flag)], say)
-        else:
-            serving.account.say(place, "information", "off, and so is not passed on")
-    elif isinstance(item, str | int | float):
-        try:
-            text = filled(str(item), values)[0]
-        except ValueError:
-            serving.account.say(place, "not understood", "too long")
-            return
-        serving.read([Word(f"{flag}={text}", "$" in text or "`" in text)], say)
-    else:
-        serving.account.say_below(place, "not understood", "expected one value")
 
 
 def _model(reading: Reading, serving: Serving, value: Mapping[Any, Any]) -> None:
