@@ -19,7 +19,9 @@ def test_a_record_is_read_as_the_settings_that_it_was_made_of(case: Path) -> Non
     settings = read_settings({**raw, "api_key": "sk-marker", "sudo_password": "marker"})
     record = record_of(settings)
     kept = {key: raw[key] for key in NOT_RECORDED if key in raw}
-    assert read_settings({**record, **kept, "api_key": "x"}) == settings
+    # A recipe's values are recorded, its name is not: it may say other things tomorrow.
+    groups = {name: group.model_copy(update={"recipe": None}) for name, group in settings.groups.items()}
+    assert read_settings({**record, **kept, "api_key": "x"}) == settings.model_copy(update={"groups": groups})
     assert record_of(read_settings({**record, **kept, "api_key": "x"})) == record
     assert "marker" not in record_text(record)
     assert not set(record) & NOT_RECORDED
