@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -16,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from automation.__main__ import main
+from automation.exit_codes import Exit
+from automation.stack_file import open_stack_file
 from spark_core.errors import CommandError, UnreachableError
 from spark_core.transport.base import command, script
 from spark_core.transport.connection import Connection, ConnectionSpec
@@ -135,6 +139,37 @@ def test_a_key_is_installed_by_password_once_and_then_logs_in(server: Server, tm
         ["ssh", *words, "-T", *connection.target(), "--", "id -un"], capture_output=True, text=True, timeout=30
     )
     assert by_key.stdout == f"{USER}\n", by_key.stderr
+
+
+def test_init_goes_the_whole_way_over_a_real_sshd(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This machine is the node: what it is does not matter, but that every step of the way is OpenSSH's own."""
+    (server.home / ".ssh/authorized_keys").unlink(missing_ok=True)
+    file = tmp_path / "Pulumi.t.yaml"
+    monkeypatch.setenv("PULUMI_OPTION_CONFIG_FILE", str(file))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    config = tmp_path / "ssh_config"
+    config.write_text(
+        f"Host *\n  IdentityFile {tmp_path}/id_ed25519\n  IdentitiesOnly yes\n  IdentityAgent none\n"
+        f"  UserKnownHostsFile {tmp_path}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
+    )
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    words = ["--stack", "t", "--json", "--ssh-config", str(config), "--password-file", str(tmp_path / "password")]
+    words += ["--model", "node:/nowhere", f"{USER}@127.0.0.1:{server.connection.port}"]
+    assert main(["init", *words]) == Exit.REFUSED
+    assert not (tmp_path / "id_ed25519").exists()
+    capsys.readouterr()
+    main(["init", "--yes-host-keys", "--yes-make-key", "--yes-install-key", *words])
+    report = json.loads(capsys.readouterr().out)
+    assert report["written"], report
+    [node] = report["nodes"]
+    assert (node["user"], node["host_key"]) == (USER, server.connection.pin)
+    settings = open_stack_file("t").settings()
+    assert settings.nodes[0].ssh_port == server.connection.port
+    assert PASSWORD not in json.dumps(report) and "marker" not in file.read_text()
+    taken = (server.home / ".ssh/authorized_keys").read_text()
+    assert taken == (tmp_path / "id_ed25519.pub").read_text()
 
 
 def test_what_a_command_says_comes_back_and_its_status_is_an_answer(server: Server) -> None:
