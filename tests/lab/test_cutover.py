@@ -19,6 +19,7 @@ from tests.lab import healthy
 from tests.lab.deployment import Deployment
 from tests.lab.in_order import in_order as in_order
 from tests.lab.operating import HOSTS, assert_serves, run
+from tests.lab.test_end_to_end import compilers_hidden, lab_mounts
 from tests.lab.watching import launcher
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
@@ -40,6 +41,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
     finally:
         made.stop()
+
+
+def dying_at_its_first_completion() -> dict[str, Any]:
+    """Serving settings with which only the gate fails: the image has no compiler."""
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCHDYNAMO_DISABLE": "0",
+        "VLLM_CACHE_ROOT": "/opt/vllm/cache",
+    }
+    return {"environment": variables, "mounts": [*lab_mounts(), *compilers_hidden()], "heal": "report"}
 
 
 def running(served: Deployment) -> dict[str, bool]:
@@ -79,7 +91,7 @@ def test_without_a_yes_everything_is_brought_and_nothing_is_stopped(served: Depl
 
 def test_where_the_gate_fails_the_printed_commands_bring_the_old_cluster_back(served: Deployment) -> None:
     before = {host: served.on(host, STATE).split()[:2] for host in HOSTS}
-    served.configure({"kv_cache_memory_bytes": 4096, "heal": "report"}, edit=replacing)
+    served.configure(dying_at_its_first_completion(), edit=replacing)
     report, said = run(served, "cutover", "--yes")
     assert report["exit_code"] == Exit.FAILED, said[-3000:]
     assert report["stopped"] == {host: ["vllm_node"] for host in HOSTS}
