@@ -51,7 +51,8 @@ def cutover(options: argparse.Namespace) -> int:
         before = replaced_by(nodes)
         back = way_back(nodes.settings, nodes.stack, before)
         here.progress.say("bringing image and weights; nothing is stopped meanwhile")
-        bring_all(here.file)
+        bring_all(here.file, here.stopper.check)
+        here.stopper.check()
         stopped = _stop(options, here, nodes, before, back)
         ranks = nodes.ranks()
         if wanted_state(ranks[0]) == STOPPED:  # from an earlier way back

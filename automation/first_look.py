@@ -21,7 +21,7 @@ from spark_core.first_day.peers import (
     wake_addresses,
     written_addresses,
 )
-from spark_core.first_day.survey import observe_survey
+from spark_core.first_day.survey import observe_survey, written_here
 from spark_core.transport.base import command, compose, parse_sections, run_checked
 from spark_core.transport.connection import ConnectionSpec, resolve
 from spark_core.transport.first_contact import offered_key
@@ -110,7 +110,7 @@ def with_peers(
         )
         [reached] = contact.reach([spec], via=head.reached)
         found.append(_directly(look_at(reached, questions, say), head, questions, say))
-    surveys = {one.look.address: one.look.survey for one in found}
+    surveys = {"": written_here(), **{one.look.address: one.look.survey for one in found}}
     for address in written_addresses(surveys, _networks(found)):
         if questions.yes("peers", f"A launcher's file names {address}, which is none of these nodes. Take it in?"):
             spec = replace(parse_target(address, found[0].reached.spec.ssh_config), user=found[0].reached.spec.user)

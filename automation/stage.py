@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,8 +80,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def bring_all(file: StackFile) -> StageReport:
+def bring_all(file: StackFile, check: Callable[[], None] = lambda: None) -> StageReport:
     """Check the settings of a file against the nodes, bring their image and weights, verify and claim them.
+
+    Args:
+        check: Called often; what it raises ends it within seconds.
 
     Raises:
         SparkError: something would fail with these settings, or could not be brought.
@@ -95,10 +98,12 @@ def bring_all(file: StackFile) -> StageReport:
     seen = look_at_nodes(settings, stack, nodes.open_node, sudo_password=nodes.has_sudo_password, known=known)
     refuse_failures(seen.findings)
     transports = {node: nodes.transport(node) for node in group.nodes}
-    image = image_of(seen.settings, transports)
+    check()
+    image = image_of(seen.settings, transports, check)
+    check()
     check_image(seen.settings, stack, group_name, image.image_id, seen.configs.get(group_name, ""), transports)
     weights = seen.weights.get(group_name)
-    revision = bring_weights(seen.settings, stack, group_name, transports, image.image_id, weights, known)
+    revision = bring_weights(seen.settings, stack, group_name, transports, image.image_id, weights, known, check)
     for node, transport in transports.items():
         root = settings.root_of(settings.node(node))
         staged = {"staged": revision, "staged_image": image.image_id}
@@ -146,7 +151,9 @@ def refuse_failures(findings: Sequence[Finding]) -> None:
         raise SparkError(f"{first.what} [{first.code}]", where=first.where, do=first.do, evidence=evidence)
 
 
-def image_of(settings: Settings, transports: Mapping[str, Transport]) -> ImageFacts:
+def image_of(
+    settings: Settings, transports: Mapping[str, Transport], check: Callable[[], None] = lambda: None
+) -> ImageFacts:
     """The image of the settings on every node, one and the same."""
     image = settings.image
     wanted = archive_image_id(image.archive) if image.archive is not None else image.local_id or ""
@@ -154,7 +161,7 @@ def image_of(settings: Settings, transports: Mapping[str, Transport]) -> ImageFa
     for name, transport in transports.items():
         node = settings.node(name)
         nodes.append(ImageNode(transport, settings.root_of(node), node.fabric_address, node.management_address))
-    return bring_image(Bringing(image, nodes, PROJECT, wanted, "", _say, lambda: None))
+    return bring_image(Bringing(image, nodes, PROJECT, wanted, "", _say, check))
 
 
 def check_image(
@@ -183,6 +190,7 @@ def bring_weights(
     image_id: str,
     weights: GroupWeights | None,
     known: KnownWeights,
+    check: Callable[[], None] = lambda: None,
 ) -> str:
     """The weights of the settings on every node, verified; their revision, empty for a directory of the nodes."""
     model = settings.groups[group_name].model
@@ -204,11 +212,11 @@ def bring_weights(
         for node, transport in transports.items()
     ]
     if listing is None:
-        distribute(model.directory, places, known.manifests[group_name], _say)
+        distribute(model.directory, places, known.manifests[group_name], _say, check)
     else:
         python = settings.image.python
         origin = HubOrigin(model, settings.hub, weights.revision, image_id, python, stack, known.token)
-        bring_hub_model(origin, listing, places, _say)
+        bring_hub_model(origin, listing, places, _say, check)
     return weights.revision
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from spark_core.errors import ObservationError
 from spark_core.facts.containers import launcher_of
+from spark_core.first_day.node_survey import clusters, launcher_folders
 from spark_core.transport.base import Command, Transport, command, run_checked
 
 SURVEY_TIMEOUT_S = 120
@@ -154,6 +155,15 @@ def observe_survey(transport: Transport, wake: Sequence[str] = ()) -> Survey:
         transport, survey_command(wake=wake), purpose="expected to learn what the node's owner has there"
     )
     return parse_survey(text, transport.node)
+
+
+def written_here() -> Survey:
+    """What launchers have written down on this machine, which may be the one that they are run from."""
+    return Survey(
+        name="",
+        launchers=tuple(LauncherFolder(str(one["folder"]), dict(one["env"])) for one in launcher_folders()),
+        clusters=tuple(_cluster(one) for one in clusters()),
+    )
 
 
 def parse_survey(text: str, node: str) -> Survey:

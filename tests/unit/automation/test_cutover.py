@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import yaml
 
 from automation import cutover
 from automation.__main__ import main
-from automation.exit_codes import Exit
+from automation.exit_codes import CommandEnd, Exit
 from automation.group_nodes import GroupNodes
 from automation.reports import ErrorText, RunReport
 from automation.schemas import schema_of
@@ -48,9 +48,19 @@ class Here:
     runs: list[str] = field(default_factory=list)
     error: str = ""
 
+    stopped: bool = False
+
     @property
     def progress(self) -> Here:
         return self
+
+    @property
+    def stopper(self) -> Here:
+        return self
+
+    def check(self) -> None:
+        if self.stopped:
+            raise CommandEnd(Exit.INTERRUPTED, "interrupted")
 
     def say(self, text: str) -> None:
         self.told.append(text)
@@ -105,9 +115,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         here.file = open_stack_file("t")
         yield here
 
+    def bring(file: StackFile, check: Callable[[], None]) -> None:
+        check()
+        events.append("brought")
+
     monkeypatch.setattr(Run, "transport", transport)
     monkeypatch.setattr(cutover, "session", session)
-    monkeypatch.setattr(cutover, "bring_all", lambda file: events.append("brought"))
+    monkeypatch.setattr(cutover, "bring_all", bring)
     yield Site(hosts, here, events)
 
 
@@ -215,12 +229,19 @@ def test_a_container_that_goes_on_ends_it_before_up(site: Site, capsys: pytest.C
 def test_what_is_found_while_it_is_brought_ends_it_before_anything_stops(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_: StackFile) -> None:
+    def fails(_: StackFile, check: Callable[[], None]) -> None:
         raise SparkError("expected containers of no other launcher")
 
     monkeypatch.setattr(cutover, "bring_all", fails)
     assert main(["cutover", "--stack", "t", "--yes"]) == Exit.FAILED
     assert len(site.running()) == 4
+
+
+def test_ctrl_c_while_it_is_brought_ends_it_before_anything_stops(site: Site) -> None:
+    site.here.stopped = True
+    assert main(["cutover", "--stack", "t", "--yes"]) == Exit.INTERRUPTED
+    assert len(site.running()) == 4
+    assert (site.here.runs, "brought" in site.events) == ([], False)
 
 
 def test_a_stack_that_replaces_nothing_is_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

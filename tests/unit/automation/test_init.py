@@ -316,6 +316,21 @@ def test_a_peer_on_the_cable_is_taken_in_on_a_yes_and_reached_through_the_head(
     assert any(f"KnownHostsCommand=/bin/echo %%H {KEYS['spark-a']}" in words for words in site.ssh.proxies("spark-b"))
 
 
+def test_a_node_that_a_launcher_on_this_machine_has_written_down_is_offered(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = site.ssh.home / ".config/sparkrun/clusters"
+    folder.mkdir(parents=True)
+    (folder / "pair.yaml").write_text("name: pair\nhosts: [spark-a, spark-b]\n")
+    (folder / ".default").write_text("pair\n")
+    words = ["--json", "--yes-host-keys", "--yes-make-key", "--yes-install-key", "--password-file", password_file(site)]
+    site.init(*words, "--model", model(site), "spark-a")
+    report = json.loads(capsys.readouterr().out)
+    offered = [one["question"] for one in report["questions"] if one["option"] == "--yes-peers"]
+    assert "A launcher's file names spark-b, which is none of these nodes. Take it in?" in offered
+    assert [node["address"] for node in report["nodes"]] == ["spark-a"]
+
+
 def test_another_key_than_the_known_one_ends_it(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     known = site.ssh.know("spark-a", KEYS["spark-b"])
     assert site.init("--yes", "spark-a", "spark-b") == Exit.FAILED

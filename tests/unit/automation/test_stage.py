@@ -58,6 +58,20 @@ def test_weights_that_the_nodes_have_are_only_verified(site: HubSite) -> None:
         brought(site, settings, KnownWeights())
 
 
+@pytest.mark.slow
+def test_what_is_being_brought_stops_when_it_must(site: HubSite) -> None:
+    settings = settings_of(site, **{"groups.main.model.source": f"controller:{site.folder}"})
+    known = KnownWeights({"main": local_manifest(str(site.folder))})
+    transports = {name: site.nodes[name] for name in NODES}
+    weights, _ = look_at_weights(settings, transports, known)
+
+    def stop() -> None:
+        raise SparkError("interrupted")
+
+    with pytest.raises(SparkError, match="interrupted"):
+        bring_weights(settings, "dev", "main", transports, IMAGE, weights.get("main"), known, stop)
+
+
 def test_a_failure_ends_it_before_anything_is_brought(capsys: pytest.CaptureFixture[str]) -> None:
     warn = Finding("revision-floating", "here", "a warning")
     first = Finding("weights-space", "spark-a (node_root)", "too little", "free some")
