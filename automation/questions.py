@@ -83,4 +83,7 @@ class Questions:
             except (OSError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "no text"
                 raise SparkError(f"expected a password in {file}, found: {reason}", where="--password-file") from None
-        return (getpass.getpass(f"Password of {who}: ") or None) if self.may_ask else None
+        try:
+            return (getpass.getpass(f"Password of {who}: ") or None) if self.may_ask else None
+        except EOFError:
+            return None

@@ -284,7 +284,10 @@ def ask(question: str) -> bool:
     """Ask a person; where there is none, the answer is no."""
     if not sys.stdin.isatty():
         return False
-    return input(question).strip().lower() in ("y", "yes")
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D is no word of agreement
+        return False
 
 
 def finish(options: argparse.Namespace, report: RunReport, say: Callable[[RunReport], str] = told) -> int:

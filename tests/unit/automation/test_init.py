@@ -238,6 +238,16 @@ def test_what_nobody_said_yes_to_is_not_done(
     assert site.ssh.passwords == []
 
 
+def test_an_end_of_input_is_no_yes(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO("")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert site.init("spark-a") == Exit.REFUSED
+    assert "the host keys of spark-a were not agreed to" in capsys.readouterr().err
+
+
 def test_a_wrong_password_is_given_once_and_shown_nowhere(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     before = site.everything()
     assert site.init("--yes", "--password-file", password_file(site, "wrong-marker-55"), "spark-a") == Exit.FAILED
