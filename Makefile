@@ -116,7 +116,7 @@ unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m '$(LABS)' $(LAB_TESTS)
 endef
 
 # Operating a stack, such as `make stack-drift STACK=spark ARGS=--json`; docs/automation.md has every command.
-STACK_COMMANDS := preview up refresh destroy drift rollback status logs doctor stop start maintenance render report bench history use
+STACK_COMMANDS := preview up refresh destroy drift rollback status logs doctor stop start maintenance render report bench history use cutover
 .PHONY: $(addprefix stack-,$(STACK_COMMANDS))
 $(addprefix stack-,$(STACK_COMMANDS)): stack-%:
 	@$(IN_ENV) exec python -m automation $* $(if $(STACK),--stack $(STACK)) $(ARGS)

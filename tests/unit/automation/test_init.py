@@ -21,10 +21,11 @@ from automation.__main__ import main
 from automation.exit_codes import Exit
 from automation.schemas import schema_of
 from automation.stack_file import open_stack_file
+from lab.hub import Hub
 from spark_core.settings import Settings
 from spark_core.transport.keys import fingerprint
 from tests.fake_ssh import FakeSsh
-from tests.unit.first_day.owners_things import IMAGE_ID, SECRET, eugr_checkout, run_launcher
+from tests.unit.first_day.owners_things import IMAGE_ID, MODEL, SECRET, eugr_checkout, run_launcher
 
 KEYS = {
     "spark-a": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAaBcDeF",
@@ -34,7 +35,6 @@ PASSWORD = "marker-of-a-password-1b2c"
 NUMBERS = {"spark-a": 12, "spark-b": 13}
 PORT, TWIN = "enp1s0f1np1", "enP2p1s0f1np1"
 NETPLAN = "/etc/netplan/98-spark-vllm-docker.yaml"
-MODEL = "/srv/models/tiny"
 
 
 @dataclass
@@ -296,6 +296,42 @@ def test_a_user_without_docker_is_added_to_the_group_on_a_yes(site: Site, capsys
     assert [one["answer"] for one in report["questions"] if one["option"] == "--yes-docker-group"] == [True]
     assert "docker-permission" in {finding["code"] for finding in report["findings"]}
     assert PASSWORD not in json.dumps(report)
+
+
+def cached_from(hub: Hub, home: Path) -> str:
+    """A hub cache that has the model as the hub's own client leaves it; the commit."""
+    commit = str(hub.commit(MODEL))
+    top = home / ".cache/huggingface/hub" / f"models--{MODEL.replace('/', '--')}"
+    for folder in ("blobs", "refs", f"snapshots/{commit}"):
+        (top / folder).mkdir(parents=True)
+    (top / "refs/main").write_text(commit)
+    for name, file in hub.files(MODEL, commit).items():
+        blob = file.sha256 if file.large else file.git_id
+        (top / "blobs" / blob).write_bytes(file.path.read_bytes())
+        (top / "snapshots" / commit / name).symlink_to(f"../../blobs/{blob}")
+    return commit
+
+
+@pytest.mark.slow
+def test_the_model_that_is_served_is_used_where_the_hub_cache_has_it_whole(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hub" / MODEL / "main"
+    folder.mkdir(parents=True)
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "hidden_size": 64}
+    (folder / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 65536}))
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    with Hub(tmp_path / "hub") as hub:
+        commits = {cached_from(hub, site.ssh.home_of(name)) for name in KEYS}
+        words = ["--yes", "--json", "--password-file", password_file(site), "--hub-endpoint", hub.endpoint]
+        code = site.init(*words, "spark-a", "spark-b")
+        report = json.loads(capsys.readouterr().out)
+        assert code == 0, report["findings"]
+        assert [line for line in hub.requests if "safetensors" in line] == []
+    group = site.settings().groups["main"]
+    assert (group.model.source, group.model.served_name) == (f"hf://{MODEL}@{commits.pop()}", MODEL)
+    assert (group.serving.port, group.serving.max_model_len) == (8000, 65536)
+    assert site.settings().hub.endpoint == hub.endpoint
 
 
 @pytest.mark.slow
