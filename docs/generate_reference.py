@@ -1,8 +1,8 @@
 """Write the reference pages from the program itself: ``python docs/generate_reference.py [--check]``.
 
 docs/settings.md comes from the settings models (keys, types, defaults, bounds, descriptions), docs/findings.md from the
-catalogue of findings, docs/recipes.md from the recipes. With ``--check`` nothing is written; exit code 1 says that a
-page is stale.
+catalogue of findings, docs/error-index.md from all catalogues of codes, docs/recipes.md from the recipes. With
+``--check`` nothing is written; exit code 1 says that a page is stale.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ PROJECT = Path(__file__).resolve().parent.parent
 if str(PROJECT) not in sys.path:
     sys.path.insert(0, str(PROJECT))
 
-from docs import recipe_pages  # noqa: E402
+from docs import error_index, recipe_pages  # noqa: E402
 from spark_core.findings import KINDS  # noqa: E402
 from spark_core.settings import SECRET_KEYS, Settings  # noqa: E402
 from spark_core.settings.group import INTERFACE_VARIABLES, OWN_FLAGS, ServingSettings  # noqa: E402
 
 PAGE = PROJECT / "docs" / "settings.md"
 FINDINGS_PAGE = PROJECT / "docs" / "findings.md"
+ERRORS_PAGE = PROJECT / "docs" / "error-index.md"
 RECIPES_PAGE = PROJECT / "docs" / "recipes.md"
 
 FINDINGS_INTRODUCTION = """# Findings
@@ -273,13 +274,22 @@ def render_findings() -> str:
     return "\n".join(parts)
 
 
+def pages() -> Mapping[Path, str]:
+    """Every generated page with its text."""
+    return {
+        PAGE: render(),
+        FINDINGS_PAGE: render_findings(),
+        ERRORS_PAGE: error_index.render(),
+        RECIPES_PAGE: recipe_pages.render(),
+    }
+
+
 def main(words: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="Write the reference pages from the program.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
     options = parser.parse_args(words)
-    pages = ((PAGE, render()), (FINDINGS_PAGE, render_findings()), (RECIPES_PAGE, recipe_pages.render()))
-    stale = [(page, text) for page, text in pages if not page.is_file() or page.read_text("utf-8") != text]
+    stale = [(page, text) for page, text in pages().items() if not page.is_file() or page.read_text("utf-8") != text]
     for page, text in stale:
         if options.check:
             sys.stderr.write(f"docs/{page.name} is stale; run: python docs/generate_reference.py\n")

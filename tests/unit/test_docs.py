@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import generate_reference, recipe_pages
+from docs import generate_reference
 from spark_core import errors
 from spark_core.fabric.environment import rank_environment
 from spark_core.settings import SECRET_KEYS, read_settings
@@ -69,14 +69,31 @@ def targets_of_makefile() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):(?!=)", text, re.MULTILINE))
 
 
-def test_the_settings_page_is_what_the_models_give() -> None:
-    stale = "run: python docs/generate_reference.py"
-    assert generate_reference.PAGE.read_text("utf-8") == generate_reference.render(), stale
+@pytest.mark.parametrize("page", generate_reference.pages(), ids=name_of)
+def test_a_generated_page_is_what_the_program_gives(page: Path) -> None:
+    assert page.read_text("utf-8") == generate_reference.pages()[page], "run: python docs/generate_reference.py"
 
 
-def test_the_page_of_recipes_is_what_their_files_give() -> None:
-    stale = "run: python docs/generate_reference.py"
-    assert generate_reference.RECIPES_PAGE.read_text("utf-8") == recipe_pages.render(), stale
+def test_a_stale_page_ends_the_check_with_1_and_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate_reference.main(["--check"]) == 0
+    stale = tmp_path / "settings.md"
+    stale.write_text("# Settings of last year\n")
+    monkeypatch.setattr(generate_reference, "PAGE", stale)
+    assert generate_reference.main(["--check"]) == 1
+    assert stale.read_text() == "# Settings of last year\n"
+    assert "docs/settings.md is stale; run: python docs/generate_reference.py" in capsys.readouterr().err
+
+
+def test_ci_runs_what_finds_a_stale_page() -> None:
+    workflow = yaml.safe_load((PROJECT / ".github" / "workflows" / "check.yml").read_text("utf-8"))
+    assert [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step] == [
+        "make check"
+    ]
+    makefile = (PROJECT / "Makefile").read_text("utf-8")
+    check = makefile.partition("\ncheck:")[2].partition("\n\n")[0]
+    assert "test-unit" in check and re.search(r"^test-unit:.*\n(?:.*\n)*?.*tests/unit\b", makefile, re.MULTILINE)
 
 
 def test_every_setting_and_secret_has_a_meaning_on_the_settings_page() -> None:
