@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from spark_core.errors import HubError, ObservationError, SparkError
 from spark_core.findings import Finding
 from spark_core.hub.ask import ask_hub
+from spark_core.hub.cached import ask_caches
 from spark_core.hub.listing import Listing
 from spark_core.model_look import ModelLook
 from spark_core.preflight.reach import finding_of
@@ -164,16 +165,21 @@ def _look_at_hub(
 ) -> tuple[GroupWeights | None, list[Finding]]:
     model = settings.groups[group].model
     listing, config, recorded = known.listing(group, model), "", "recorded"
+    findings = []
     if listing is None:
         try:
             answer = ask_hub(nodes[0], model, settings.hub, known.token)
         except HubError as error:
-            return None, [Finding(error.code, error.where, error.what, error.do)]
+            cached = ask_caches(settings, model, nodes) if error.code == "hub-unreachable" else None
+            if cached is None:
+                return None, [Finding(error.code, error.where, error.what, error.do)]
+            answer, holder = cached
+            what = f"{error.what}; what the revision holds is taken from the hub cache of {holder}"
+            findings.append(Finding(error.code, error.where, what, error.do, told_as="warn"))
         except SparkError as error:
             return None, [finding_of(error, nodes[0].node)]
         listing, config, recorded = answer.listing, answer.config, "which up will record"
     where = f"groups.{group}.model.source"
-    findings = []
     if not model.is_pinned:
         what = f"expected a commit behind the @, found {model.hub_revision}: it is {listing.commit}, {recorded}"
         pin = f"write hf://{model.repository}@{listing.commit} to pin it; a later commit of that name is not followed"

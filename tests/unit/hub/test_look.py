@@ -177,3 +177,43 @@ def test_a_file_that_was_found_altered_is_remembered_and_a_cache_gives_way_to_ou
     Path(settings.node_root, "weights", listing.commit).mkdir(parents=True)
     _, findings = look(site, settings, known)
     assert codes(findings) == ["revision-floating"]
+
+
+def without_hub(site: HubSite, **changes: Any) -> tuple[Settings, Path]:
+    """Settings whose hub does not answer, and a revision in the cache of spark-b."""
+    listing = site.listing()
+    snapshot = make_cache(site, "spark-b", listing)
+    values = {"hub.cache": str(snapshot.parents[2]), "hub.endpoint": "http://127.0.0.1:9"}
+    values["groups.main.model.source"] = f"hf://org/model@{listing.commit}"
+    return settings_of(site, **{**values, **changes}), snapshot
+
+
+def test_a_pinned_revision_that_a_cache_has_whole_needs_no_hub(site: HubSite) -> None:
+    settings, _ = without_hub(site)
+    listing = site.listing()
+    site.hub.requests.clear()
+    weights, findings = look(site, settings)
+    assert site.hub.requests == []
+    assert (weights.revision, weights.listing) == (listing.commit, listing)
+    assert json.loads(weights.config)
+    [finding] = [finding for finding in findings if finding.code == "hub-unreachable"]
+    assert finding.severity == "warn"
+    assert "what the revision holds is taken from the hub cache of spark-" in finding.what
+
+
+@pytest.mark.parametrize("broken", ["branch", "shard", "name", "none"])
+def test_without_a_hub_only_a_commit_that_is_whole_is_known(broken: str, site: HubSite) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "branch": {"groups.main.model.source": "hf://org/model@main"},
+        "none": {"hub.cache": None},
+    }
+    settings, snapshot = without_hub(site, **changes.get(broken, {}))
+    shard = next(snapshot.glob("*.safetensors"))
+    if broken in ("shard", "name"):
+        content = shard.read_bytes()
+        shard.unlink()
+        if broken == "name":
+            shard.write_bytes(content)
+    found, findings = look_at_weights(settings, {name: site.nodes[name] for name in NODES}, KnownWeights(token=TOKEN))
+    assert found == {}
+    assert [(finding.code, finding.severity) for finding in findings] == [("hub-unreachable", "fail")]
