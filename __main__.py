@@ -20,6 +20,7 @@ except SparkError as refused:
 from components.fabric_proof import FabricProofArgs, prove_fabric  # noqa: E402
 from components.good_settings import keep_good_settings  # noqa: E402
 from components.model_weights import ModelWeights, ModelWeightsArgs, weights_places  # noqa: E402
+from components.monitoring import MonitoringArgs, monitor_stack  # noqa: E402
 from components.node_files import files_of_group  # noqa: E402
 from components.roce_fabric import RoceFabric, RoceFabricArgs  # noqa: E402
 from components.serving_image import ServingImage, ServingImageArgs  # noqa: E402
@@ -49,6 +50,10 @@ nodes = {
     for node in settings.nodes
 }
 members = [nodes[name] for name in group.nodes]
+monitor_stack(
+    "monitoring",
+    MonitoringArgs(settings=settings, stack=stack.name, group=group_name, nodes=nodes, make_way=stack.make_way),
+)
 fabric = RoceFabric("fabric", RoceFabricArgs(settings=settings, stack=stack.name, nodes=list(nodes.values())))
 image = ServingImage(
     "image",

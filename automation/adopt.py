@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automation.engine import pulumi, pulumi_json
+from automation.events import CONTAINER, GROUP
 from automation.reports import AdoptReport
 from automation.stack_file import add_stack_argument, open_stack_file
 from providers.connections import Run
@@ -26,7 +27,6 @@ from spark_core.errors import CommandError, SparkError
 from spark_core.group import LABEL
 from spark_core.transport.base import Transport, command
 
-CONTAINER = "docker:index/container:Container"
 _PROVIDER = "pulumi:providers:docker"
 _SCHEMA = json.dumps({"schema_version": "2"})
 """Version of the Docker provider's schema of a container; the provider reads older ones too."""
@@ -104,7 +104,7 @@ def planned_containers(plan: Mapping[str, Any]) -> list[Planned]:
     """
     found = []
     for new in _resources(plan, "create"):
-        if new["type"] != CONTAINER:
+        if new["type"] != CONTAINER or GROUP not in new["urn"]:
             continue
         inputs = new.get("inputs", {})
         labels = {item.get("label"): item.get("value") for item in inputs.get("labels") or [] if isinstance(item, dict)}

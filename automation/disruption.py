@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from automation.events import Change
+from automation.events import GROUP, Change
 
 _LINK = "pulumi-python:dynamic/spark:FabricLink"
 _HOST = "pulumi-python:dynamic/spark:NodeHost"
@@ -28,6 +28,8 @@ def disrupting(changes: Iterable[Change], *, fresh: bool) -> list[Change]:
 def _ends_serving(change: Change) -> bool:
     if change.restarts:
         return True
+    if change.kind == _VOLUME and GROUP not in change.urn:
+        return False  # of what watches the group
     if change.kind in (_JOURNAL, _VOLUME, _PROVIDER, _HOST):
         # A replaced one takes the containers of its node with it; Docker's cgroup driver restarts the daemon.
         return change.action in ("replace", "delete") or (

@@ -14,6 +14,8 @@ from spark_core.findings import KINDS, Severity
 
 CONTAINER = "docker:index/container:Container"
 GATE = "pulumi-python:dynamic/spark:EndpointGate"
+GROUP = "spark:cluster:VllmRayCluster$"
+"""Part of the URN of what a group is made of; other containers watch it, and nothing ends with them."""
 _COMPONENTS = ("pulumi:pulumi:Stack", "spark:")
 _MARKUP = re.compile(r"<\{%.*?%\}>")
 _CODE = re.compile(r"\[([a-z0-9-]+)\]$")
@@ -52,7 +54,7 @@ class Change:
     @property
     def restarts(self) -> bool:
         """Whether serving ends with it: a rank's container is replaced, removed, or another than the running one."""
-        return self.kind == CONTAINER and self.action in ("create", "replace", "delete")
+        return self.kind == CONTAINER and GROUP in self.urn and self.action in ("create", "replace", "delete")
 
 
 @dataclass(frozen=True)

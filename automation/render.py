@@ -16,7 +16,7 @@ from typing import Any
 
 from automation import session as frame
 from automation.engine import pulumi_json
-from automation.events import CONTAINER
+from automation.events import CONTAINER, GROUP
 from automation.exit_codes import Exit
 from automation.reports import RenderReport, ScriptReport
 from automation.session import chosen_stack
@@ -92,7 +92,7 @@ def scripts_of(plan: Mapping[str, Any], stack: str, image: str) -> dict[str, str
     """
     resources = [step["newState"] for step in plan.get("steps", []) if step.get("newState")]
     copies = [resource for resource in resources if resource["type"] == _COPY]
-    ranks = [resource for resource in resources if resource["type"] == CONTAINER]
+    ranks = [resource for resource in resources if resource["type"] == CONTAINER and GROUP in resource["urn"]]
     text = json.dumps([rank["inputs"] for rank in ranks], sort_keys=True)
     deployment = hashlib.sha256(text.encode()).hexdigest()[:12]
     found = {}

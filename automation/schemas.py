@@ -10,6 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from automation.bench_report import BenchReport
 from automation.deployment_report import DeploymentReport
+from automation.monitoring import MonitoringReport
 from automation.reports import (
     AdoptReport,
     CutoverReport,
@@ -58,6 +59,7 @@ REPORTS: Mapping[str, type[Report]] = {
     "maintenance": LifecycleReport,
     "report": DeploymentReport,
     "bench": BenchReport,
+    "monitoring": MonitoringReport,
     "render": RenderReport,
     "history": HistoryReport,
     "stacks": StacksReport,

@@ -73,7 +73,8 @@ RULES = """## Rules across settings
 - Exactly one group is supported so far. Its nodes are nodes of `nodes`, each once.
 - `tensor_parallel_size` times `pipeline_parallel_size` is the number of nodes of the group (one GPU each).
 - `image` has exactly one of `registry`, `build`, `archive` and `local_id`. A build's files are in the project folder.
-- `port`, `ray_port` and `status_port` of a group differ. No two mounts or patches have the same target.
+- `port`, `ray_port` and `status_port` of a group differ, and none is a port of `monitoring`; its three differ too.
+- No two mounts or patches have the same target.
 - `enable_auto_tool_choice` needs `tool_call_parser`.
 """
 

@@ -14,6 +14,7 @@ from spark_core.facts.listeners import Listener
 from spark_core.findings import Finding
 from spark_core.fit import DEFAULT_UTILIZATION, GIB
 from spark_core.group import container_name
+from spark_core.monitoring.containers import monitoring_ports
 from spark_core.settings import NodeSettings, Settings
 
 _DAEMON = "docker.service"
@@ -21,9 +22,9 @@ _DAEMON = "docker.service"
 
 
 def ports_of(settings: Settings, node: NodeSettings) -> dict[int, str]:
-    """The fixed ports that a node's groups need on it, and the setting of each; only a head has any."""
-    return {
-        getattr(group.serving, field): field
+    """The fixed ports that are needed on a node, and the setting of each; of a group only the head needs any."""
+    return monitoring_ports(settings, node.name) | {
+        getattr(group.serving, field): f"serving.{field}"
         for group in settings.groups.values()
         if group.nodes[0] == node.name
         for field in group.serving.port_fields
@@ -36,12 +37,14 @@ def in_use_findings(settings: Settings, stack: str, node: NodeSettings, facts: N
     if containers is None:
         return []
     ours = [container for container in containers if container.stack == stack and container.running]
+    ranks = {container_name(stack, name, rank) for name, g in settings.groups.items() for rank in range(len(g.nodes))}
+    serves = any(container.name in ranks for container in ours)
     return [
         *_names(settings, stack, node, containers),
         *_launchers(settings, node, containers),
         *_ports(settings, node, facts, {container.id: container for container in containers}, ours),
         *(_gpu_memory(settings, node, facts, containers, ours) if settings.hardware == "spark" else ()),
-        *(_memory(settings, node, facts) if settings.hardware == "spark" and not ours else ()),
+        *(_memory(settings, node, facts) if settings.hardware == "spark" and not serves else ()),
     ]
 
 
@@ -125,7 +128,7 @@ def _ports(
             listener.port,
             Finding(
                 "port-taken",
-                f"{node.name} (serving.{field})",
+                f"{node.name} ({field})",
                 f"expected port {listener.port} to be free, found it held by {_holder(listener, holder)}",
                 "stop that program, or choose another port",
             ),

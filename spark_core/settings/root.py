@@ -15,6 +15,7 @@ from spark_core.settings.group import GroupSettings
 from spark_core.settings.host import HostSettings
 from spark_core.settings.hub import HubSettings
 from spark_core.settings.image import ImageSettings
+from spark_core.settings.monitoring import MonitoringSettings
 from spark_core.settings.node import NodeSettings, SshSettings
 from spark_core.transport.connection import ConnectionSpec
 
@@ -67,6 +68,9 @@ class Settings(FrozenModel):
     host: HostSettings = Field(default_factory=HostSettings)
     image: ImageSettings
     hub: HubSettings = Field(default_factory=HubSettings)
+    monitoring: MonitoringSettings | None = Field(
+        default=None, description="Prometheus and Grafana that watch the stack; not set: none"
+    )
     groups: dict[Name, GroupSettings] = Field(description="what is served; one group is supported so far")
 
     @field_validator("severities")
@@ -79,9 +83,15 @@ class Settings(FrozenModel):
                 raise ValueError(f"{code!r} is not a kind of finding{hint}")
         return value
 
+    @field_validator("monitoring", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == {} else value  # what the engine gives where a stack file says nothing
+
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
         problems = [*self._node_problems(), *self._fabric_problems(), *self._group_problems()]
+        problems += self._monitoring_problems()
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -185,6 +195,17 @@ class Settings(FrozenModel):
                     f"{key}.nodes: found primary fabric interfaces on different subnets ({', '.join(sorted(networks))})"
                 )
         return problems
+
+    def _monitoring_problems(self) -> list[str]:
+        if self.monitoring is None:
+            return []
+        return [
+            f"monitoring.{field}: found {port}, which groups.{name}.serving.{other} already has"
+            for name, group in self.groups.items()
+            for other in group.serving.port_fields
+            for field in ("prometheus_port", "grafana_port", "node_exporter_port")
+            if (port := getattr(self.monitoring, field)) == getattr(group.serving, other)
+        ]
 
     def node(self, name: str) -> NodeSettings:
         """The node of that name."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from automation.adopt import CONTAINER, Planned, planned_containers, running_id, with_containers
+from automation.adopt import Planned, planned_containers, running_id, with_containers
+from automation.events import CONTAINER
 from spark_core.errors import SparkError
 from spark_core.transport.base import Command, Result
 

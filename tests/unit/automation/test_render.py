@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from automation.events import GROUP
 from automation.render import docker_run, script_of, scripts_of
 
 UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
@@ -107,7 +108,7 @@ def test_what_is_not_known_yet_is_the_image_by_name_and_one_deployment_for_all_r
         {
             "newState": {
                 "type": "docker:index/container:Container",
-                "urn": f"x::main-{node}",
+                "urn": f"{GROUP}docker:index/container:Container::main-{node}",
                 "provider": provider.format(node),
                 "inputs": {
                     "name": f"rank-{node}",
