@@ -1,9 +1,9 @@
 """The style of the report's page: light and dark by the reader's choice, one column on a phone. No file beside it."""
 
 STYLE = """
-:root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#1c2430;--dim:#5b6675;--line:#d9dee6;
---good:#1a7f4b;--good-bg:#e3f5ea;--bad:#b3261e;--bad-bg:#fde8e6;--busy:#8a5a00;--busy-bg:#fdf1d6;
---quiet:#5b6675;--quiet-bg:#eceff3;--bar:#3b6fb6;--l0:#3b6fb6;--l1:#8a4fb0;--l2:#0f766e;--l3:#b45309}
+:root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#1c2430;--dim:#525d6b;--line:#d9dee6;
+--good:#126339;--good-bg:#e3f5ea;--bad:#a3211a;--bad-bg:#fde8e6;--busy:#7a4f00;--busy-bg:#fdf1d6;
+--quiet:#525d6b;--quiet-bg:#eceff3;--bar:#3b6fb6;--l0:#3b6fb6;--l1:#8a4fb0;--l2:#0f766e;--l3:#b45309}
 @media (prefers-color-scheme:dark){:root{--bg:#11151b;--card:#1a2029;--ink:#e6eaf0;--dim:#9aa6b5;--line:#313a47;
 --good:#6fd39b;--good-bg:#16301f;--bad:#ff9d94;--bad-bg:#3d1a18;--busy:#f0c265;--busy-bg:#372a0e;
 --quiet:#9aa6b5;--quiet-bg:#252d38;--bar:#6ea0e6;--l0:#6ea0e6;--l1:#c496e6;--l2:#5cc9bd;--l3:#f0a75c}}

@@ -67,12 +67,13 @@ class Monitoring(pulumi.ComponentResource):
             name=spec.name,
             image=image,
             entrypoints=list(spec.entrypoint) if spec.entrypoint is not None else None,
-            command=list(spec.command),
-            envs=[f"{key}={value}" for key, value in sorted(spec.environment.items())],
+            command=list(spec.command) or None,
+            envs=[f"{key}={value}" for key, value in sorted(spec.environment.items())] or None,
             uploads=[
                 docker.ContainerUploadArgs(file=path, content=content) for path, content in sorted(spec.files.items())
-            ],
-            mounts=_mounts(spec),
+            ]
+            or None,
+            mounts=_mounts(spec) or None,
             labels=[docker.ContainerLabelArgs(label=key, value=value) for key, value in sorted(spec.labels.items())],
             network_mode="host",
             pid_mode="host" if spec.pid_host else None,

@@ -42,9 +42,10 @@ class GoodSettingsProvider(SparkProvider):
     def update(self, _id: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> UpdateResult:
         before = [{key: olds[key] for key in _RECORD if key in olds}, *(olds.get("before") or [])]
         others = [record for record in before if record["settings"] not in ("", news["settings"])]
-        # Another image or revision under the same settings: the figures stay, to be compared with.
-        same = {"speed": olds["speed"]} if olds.get("speed") and olds.get("settings") == news["settings"] else {}
-        return UpdateResult({**news, **same, "at": time.time(), "before": others[:KEPT]})
+        # The same settings with another image or revision, or as they were once before: their figures are theirs still.
+        figures = [record["speed"] for record in before if record["settings"] == news["settings"] and "speed" in record]
+        known = {"speed": figures[0]} if figures else {}
+        return UpdateResult({**news, **known, "at": time.time(), "before": others[:KEPT]})
 
     @told
     def delete(self, _id: str, _props: Mapping[str, Any]) -> None:

@@ -84,7 +84,8 @@ def test_images_are_pulled_by_digest_unless_the_node_has_them() -> None:
 
 
 def test_without_the_setting_there_is_nothing_of_it() -> None:
-    for monitoring in ({}, None):
+    cases: tuple[dict[str, Any] | None, ...] = ({}, None)
+    for monitoring in cases:
         settings = settings_of("spark") | ({} if monitoring is None else {"monitoring": monitoring})
         names = [item["name"] for item in render(settings, stack="spark").registered]
         assert not [name for name in names if "monitoring" in name or "prometheus" in name or "grafana" in name]

@@ -49,3 +49,5 @@ def test_figures_stay_with_the_settings_that_they_are_of(deployment: Deployment)
     assert good.outputs["before"][0]["speed"] == figures
     assert good.up(props("three")) == "update"
     assert [record.get("speed") for record in good.outputs["before"]] == [None, figures]
+    assert good.up(props("one")) == "update"
+    assert good.outputs["speed"] == figures

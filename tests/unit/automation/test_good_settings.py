@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from automation.disruption import disrupting, expected_downtime_s
-from automation.events import CONTAINER, Change
+from automation.events import CONTAINER, GROUP, Change
 from automation.good_settings import (
     TYPE,
     choose,
@@ -105,7 +105,7 @@ def test_settings_that_this_release_does_not_know_are_refused() -> None:
     ],
 )
 def test_what_ends_serving(kind: str, action: str, properties: tuple[str, ...], ends: bool) -> None:
-    change = Change(f"urn::{kind}::x", kind, action, properties)
+    change = Change(f"urn::{GROUP}{kind}::x", kind, action, properties)
     assert bool(disrupting([change], fresh=False)) is ends
     assert disrupting([change], fresh=True) == []
 
