@@ -45,11 +45,14 @@ class Call(NamedTuple):
     stack: str
     folder: str
     flags: frozenset[str]
+    second: str = ""
+    """The word behind the command that is no flag, such as the ``history`` of ``stack history``."""
 
 
 def parse(words: Sequence[str]) -> Call:
     """Read the command, the stack, the folder and the names of all flags from a command line of pulumi."""
-    command, stack, folder = "", "", ""
+    stack, folder = "", ""
+    positional: list[str] = []
     flags: set[str] = set()
     left = list(words)
     while left:
@@ -57,7 +60,7 @@ def parse(words: Sequence[str]) -> Call:
         if word == "--":
             break
         if not word.startswith("-"):
-            command = command or word
+            positional.append(word)
             continue
         name, joined, value = word.partition("=")
         if not name.startswith("--") and len(name) > 2:
@@ -70,7 +73,8 @@ def parse(words: Sequence[str]) -> Call:
             stack = value
         elif name in ("-C", "--cwd"):
             folder = value
-    return Call(command, stack, folder, frozenset(flags))
+    command, second = [*positional, "", ""][:2]
+    return Call(command, stack, folder, frozenset(flags), second)
 
 
 def find_project(folder: Path) -> Path | None:
@@ -115,10 +119,37 @@ def private_copy(stack_file: Path, environ: Mapping[str, str]) -> Path | None:
     for old in folder.glob(f"{stack_file.stem}.*.yaml"):
         if not _alive(old):
             old.unlink(missing_ok=True)
+    for old in folder.glob(f"{stack_file.stem}.*.folder"):
+        if not _alive(old):
+            for file in old.iterdir():
+                file.unlink(missing_ok=True)
+            old.rmdir()
     copy = folder / f"{stack_file.stem}.{os.getpid()}.yaml"
     copy.touch(mode=0o600)
     copy.write_text(text, "utf-8")
     return copy
+
+
+def words_for(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> list[str]:
+    """The words to add to a command line.
+
+    ``stack history --show-secrets``, which the Automation API runs behind every update, takes no ``--config-file`` and
+    writes the salt into the stack file of the project folder; it reads nothing else there. It gets a folder of its own.
+    """
+    call = parse(words)
+    wanted = call.command == "stack" and call.second == "history" and "--show-secrets" in call.flags
+    project = find_project(cwd / call.folder) if wanted and "--" not in words else None
+    stack_file = file_of_stack(call, {k: v for k, v in environ.items() if k != "PULUMI_OPTION_CONFIG_FILE"}, cwd)
+    if project is None or stack_file is None or "PULUMI_HOME" not in environ:
+        return []
+    copy = private_copy(stack_file, environ)
+    if copy is None:
+        return []
+    folder = copy.with_suffix(".folder")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "Pulumi.yaml").write_bytes(project.read_bytes())
+    copy.replace(folder / stack_file.name)
+    return ["-C", str(folder), "-s", stack_file.name.removeprefix("Pulumi.").removesuffix(".yaml")]
 
 
 def _alive(copy: Path) -> bool:
@@ -216,6 +247,7 @@ def main() -> int:
     words = sys.argv[1:]
     try:
         added = settings_for(words, os.environ, Path.cwd())
+        words += words_for(words, os.environ, Path.cwd())
     except OSError as fault:
         print(
             f"pulumi: cannot prepare a private copy of the stack file: {fault}; going on without",

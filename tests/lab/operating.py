@@ -25,6 +25,7 @@ def run(served: Deployment, command: str, *words: str, timeout_s: float = 900) -
     report = json.loads(file.read_text())
     jsonschema.validate(report, schema_of(command))
     assert report["exit_code"] == done.code, (report, done.text[-3000:])
+    assert "encryptionsalt" not in (PROJECT / "Pulumi.dev.yaml").read_text(), command
     return report, done.text
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from toolchain import launcher, places, stack
-from toolchain.launcher import Call, parse, settings_for
+from toolchain.launcher import Call, parse, settings_for, words_for
 from toolchain.places import ROOT
 
 SHELLS = [shell for shell in ("dash", "bash", "zsh") if shutil.which(shell)]
@@ -58,7 +58,7 @@ def copied(added: dict[str, str]) -> str | None:
             "--color always destroy -sdev -r=true",
             Call("destroy", "dev", "", frozenset({"--color", "-s", "-r"})),
         ),
-        ("stack select up", Call("stack", "", "", frozenset())),
+        ("stack select up", Call("stack", "", "", frozenset(), "select")),
         ("up -- --stack x", Call("up", "", "", frozenset())),
         ("", Call("", "", "", frozenset())),
     ],
@@ -140,6 +140,30 @@ def test_copies_of_ended_runs_are_cleared_away(project: Path, environ: dict[str,
     left.touch()
     settings_for(["up", "-s", "dev"], environ, project)
     assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+def test_a_look_at_the_history_gets_a_project_folder_of_its_own(project: Path, environ: dict[str, str]) -> None:
+    looked = ["stack", "history", "--show-secrets", "--json"]
+    other = {**environ, "PULUMI_OPTION_CONFIG_FILE": str(project / "other.yaml")}  # which it does not read
+    for where, environment, words in (
+        (project, environ, [*looked, "-s", "dev"]),
+        (project, other, [*looked, "-s", "org/test/dev"]),
+        (project.parent, environ, ["-C", "project", *looked, "--stack=dev"]),
+    ):
+        option, folder, *stack = words_for(words, environment, where)
+        assert (option, stack) == ("-C", ["-s", "dev"])
+        assert project not in Path(folder).parents
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["Pulumi.dev.yaml", "Pulumi.yaml"]
+        assert (Path(folder) / "Pulumi.dev.yaml").read_text() == TEXT
+    for line in ("stack history", "stack output --show-secrets", "stack history --show-secrets -- x", "up -s dev"):
+        assert words_for([*line.split()], environ, project) == []
+    ended = subprocess.Popen(["true"])
+    ended.wait(5)
+    left = Path(folder).with_name(f"Pulumi.dev.{ended.pid}.folder")
+    left.mkdir()
+    (left / "Pulumi.yaml").touch()
+    words_for([*looked, "-s", "dev"], environ, project)
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("command", sorted(launcher.DESTROYS))
@@ -346,6 +370,34 @@ def test_a_run_leaves_the_stack_file_and_keeps_the_salt(project: Path, real: dic
     argv = ["pulumi", "refresh", "--yes", "-s", "dev", "--non-interactive", "--run-program=false"]
     subprocess.run(argv, cwd=project, env=direct, capture_output=True, timeout=120)
     assert "encryptionsalt" in (project / "Pulumi.dev.yaml").read_text(), "the engine no longer needs the copy"
+
+
+@pytest.mark.parametrize("own_file", [False, True])
+def test_no_look_at_a_stack_writes_to_the_project_folder(project: Path, real: dict[str, str], own_file: bool) -> None:
+    stack.ensure_stack("dev", real, project)
+    other = project.parent / "other.yaml"
+    other.write_text(TEXT)
+    environment = real | ({"PULUMI_OPTION_CONFIG_FILE": str(other)} if own_file else {})
+    before = {path.name: path.read_bytes() for path in project.iterdir()}
+    for line in (
+        "stack history --show-secrets --json --page-size 1 --page 1",
+        "stack output --show-secrets --json",
+        "stack export --show-secrets",
+        "config --show-secrets",
+        "stack ls --json",
+        "stack --show-urns",
+    ):
+        words = ["pulumi", *line.split(), "-s", "dev", "--non-interactive"]
+        ended = subprocess.run(
+            words[:-3] + words[-1:] if line == "stack ls --json" else words,
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode == 0, (line, ended.stdout + ended.stderr)
+        assert {path.name: path.read_bytes() for path in project.iterdir()} == before, line
 
 
 def test_a_stack_needs_a_plain_name() -> None:
