@@ -116,7 +116,7 @@ unset PULUMI_STACK && $(IN_ENV) $(PYTEST) -m '$(LABS)' $(LAB_TESTS)
 endef
 
 # Operating a stack, such as `make stack-drift STACK=spark ARGS=--json`; docs/automation.md has every command.
-STACK_COMMANDS := preview up refresh destroy drift rollback status logs doctor stop start maintenance render report bench history use cutover
+STACK_COMMANDS := preview up refresh destroy drift rollback status logs doctor stop start maintenance render report bench monitoring history use cutover
 .PHONY: $(addprefix stack-,$(STACK_COMMANDS))
 $(addprefix stack-,$(STACK_COMMANDS)): stack-%:
 	@$(IN_ENV) exec python -m automation $* $(if $(STACK),--stack $(STACK)) $(ARGS)
@@ -125,4 +125,4 @@ sshd: ## an sshd for the tests; unpacked into the cache, not installed
 	@toolchain/sshd.sh > /dev/null
 
 clean-cache: ## remove what was built or fetched; state and passphrase stay
-	@rm -rf -- "$(CACHE)/toolchain" "$(CACHE)/uv" "$(CACHE)/sshd" && echo "removed from $(CACHE)"
+	@rm -rf -- "$(CACHE)/toolchain" "$(CACHE)/uv" "$(CACHE)/sshd" "$(CACHE)/seeing" && echo "removed from $(CACHE)"

@@ -25,7 +25,7 @@ from automation.deployment_report import (
     Verdict,
 )
 from automation.engine import pulumi_json
-from automation.exit_codes import Exit
+from automation.exit_codes import CommandEnd, Exit
 from automation.fabric_view import interfaces_of, measured, not_proven, subnets_of
 from automation.generations import read_generations
 from automation.good_settings import Good, good_settings
@@ -67,6 +67,8 @@ class Gathering:
         try:
             return read()
         except SparkError as error:
+            if isinstance(error, CommandEnd) and error.code == Exit.INTERRUPTED:
+                raise  # by a person, who wants no page
             self.missed(name, error)
         except (KeyError, TypeError, ValueError, AttributeError) as fault:
             # Written by a release that this one does not know, or damaged.

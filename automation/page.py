@@ -230,7 +230,7 @@ def _node(node: NodePart) -> Markup:
     more = len(node.changed) - len(shown)
     changed = tag(
         "details",
-        tag("summary", f"{len(node.changed)} things were changed on it; destroy puts them back"),
+        tag("summary", f"changed on it, and put back by destroy: {len(node.changed)}"),
         tag("ul", *shown, tag("li", f"and {more} more") if more > 0 else None),
     )
     return tag(

@@ -13,7 +13,7 @@ from automation import session as frame
 from automation.deployment_report import DeploymentReport, DriftPart
 from automation.deployment_view import gather
 from automation.drift import judged
-from automation.exit_codes import Exit
+from automation.exit_codes import CommandEnd, Exit
 from automation.group_nodes import open_nodes
 from automation.page import page
 from automation.reports import RunReport
@@ -84,7 +84,8 @@ def write_page(path: Path, report: DeploymentReport) -> None:
 
 def drift_part(report: RunReport) -> DriftPart:
     """What a preview has found, as the page has it; secrets are out already."""
-    error = "" if report.error is None else report.error.what
+    error = "" if report.result == "succeeded" else f"the look ended early: {report.result}"
+    error = error if report.error is None else report.error.what
     if report.error is not None and report.error.where:
         error = f"{report.error.where}: {error}"
     return DriftPart(result=report.result, changes=report.changes, findings=report.findings, error=error)
@@ -92,4 +93,7 @@ def drift_part(report: RunReport) -> DriftPart:
 
 def _drift(options: argparse.Namespace) -> DriftPart:
     with session(options) as here:
-        return drift_part(judged(here.run("preview").report("drift", here.stack)))
+        seen = here.run("preview").report("drift", here.stack)
+        if seen.result == "interrupted":
+            raise CommandEnd(Exit.INTERRUPTED, "interrupted; no page was written")
+        return drift_part(judged(seen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from automation import report as command
 from automation.deployment_report import DeploymentReport, DriftPart
 from automation.exit_codes import Exit
 from automation.page import page
-from automation.reports import FindingReport
+from automation.reports import FindingReport, RunReport
 from automation.schemas import schema_of
 from spark_core.errors import SparkError
 from tests.unit.automation.seen_deployment import IMAGE, KEY, REVISION, SeenDeployment, clean, drifted
@@ -257,6 +258,43 @@ def test_four_nodes_and_one_without_a_rank_fit_into_the_picture(seen: SeenDeploy
         width = float(re.findall(r'viewBox="0 0 ([\d.]+)', picture)[0])
         assert picture.count(">spark-") >= 4
         assert max(float(x) for x in re.findall(r' x="([\d.]+)"', picture)) <= width
+
+
+def test_an_interrupted_look_ends_the_command_and_one_out_of_time_does_not(
+    seen: SeenDeployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = "interrupted"
+
+    class Run:
+        def report(self, *_: object) -> RunReport:
+            nothing: dict[str, Any] = {"changes": [], "totals": {}, "findings": []}
+            return RunReport(
+                command="drift",
+                stack="spark",
+                exit_code=1,
+                result=result,
+                seconds=1,
+                **nothing,
+            )
+
+    class Here:
+        stack = "spark"
+
+        def run(self, _kind: str) -> Run:
+            return Run()
+
+    monkeypatch.setattr(command, "session", lambda _options: contextlib.nullcontext(Here()))
+    monkeypatch.setattr(command, "open_stack_file", lambda _stack: seen.file)
+    monkeypatch.setattr(command, "open_nodes", lambda _file: seen.nodes())
+    target = tmp_path / "seen.html"
+    assert cli.main(["report", "--stack", "spark", "--output", str(target)]) == Exit.INTERRUPTED
+    assert not target.exists()
+    assert "Traceback" not in capsys.readouterr().err
+    result = "out of time"
+    assert cli.main(["report", "--stack", "spark", "--output", str(target), "--json"]) == Exit.DONE
+    drift = json.loads(capsys.readouterr().out)["drift"]
+    assert (drift["result"], drift["error"]) == ("out of time", "the look ended early: out of time")
+    assert "every node is as the stack's file says" not in target.read_text()
 
 
 def test_the_command_writes_a_page_for_its_owner_only_and_tells_where(
