@@ -190,9 +190,11 @@ def remove_benchmark(head: Rank, stack: str, group_name: str) -> None:
 
 
 def parse_speed(node: str, text: str, load: Load, now: float) -> Speed:
-    """The figures from the last line that the program printed. Pure."""
+    """The figures from what the program printed; vLLM may log on the same stream. Pure."""
+    # Its own answer is the last line that is one.
+    said = [line for line in text.splitlines() if line.startswith("{")]
     try:
-        value = json.loads((list(tail_lines(text, 1)) or [""])[-1])
+        value = json.loads((said or [""])[-1])
         done = int(value["completed"])
         figures = [
             float(value[key]) for key in ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms")

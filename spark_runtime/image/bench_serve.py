@@ -86,7 +86,8 @@ def main() -> int:
     orders = json.loads(sys.stdin.readline())
     if orders["key_file"]:
         os.environ = WithKey(os.environ, first_key(orders["key_file"]))  # type: ignore[assignment]  # noqa: B003
-    command = vllm_command()
+    with contextlib.redirect_stdout(sys.stderr):  # vLLM's log takes the stream that it finds when it is loaded
+        command = vllm_command()
     with tempfile.TemporaryDirectory() as folder:
         run_once(command, orders["warm_up"], Path(folder))
         answer = run_once(command, orders["measure"], Path(folder))

@@ -64,7 +64,7 @@ def test_a_small_context_gets_a_small_load() -> None:
 
 
 def test_the_key_is_in_no_word_and_the_container_gets_what_rank_0_has() -> None:
-    head = ScriptedTransport("spark-a", lambda _: f"noise\n{json.dumps(RESULT)}\n")
+    head = ScriptedTransport("spark-a", lambda _: f"{{noise\n{json.dumps(RESULT)}\nINFO leaving\n")
     found = measure(
         Rank(head, 0, "rank0", "/state"), settings(environment={"A": "b c"}), "main", "s", LOAD, now=5.0, timeout_s=100
     )
@@ -177,6 +177,7 @@ def test_figures_come_back_as_they_were_kept_and_others_do_not() -> None:
 
 FAKE_VLLM = """
 import json, os, pathlib, subprocess, sys
+print("loading")
 def main():
     print("a table")
     words = sys.argv
@@ -229,7 +230,7 @@ def test_the_key_reaches_vllm_and_no_argument_environment_or_child(tmp_path: Pat
     assert "PATH=/usr/bin:/bin" in seen["child"]
     assert "vllm bench serve --num-prompts 8 --save-result" in seen["argv"]
     assert "errors" not in seen
-    assert "a table" in done.stderr
+    assert "a table" in done.stderr and "loading" in done.stderr
     assert KEY not in done.stderr
 
 
