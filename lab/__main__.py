@@ -22,7 +22,8 @@ from lab.lock import locked
 from lab.progress import say, step
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--instance",
@@ -252,7 +253,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     """Read the command line, do it, and turn an expected failure into one line."""
-    options = _parser().parse_args()
+    options = build_parser().parse_args()
     # Roots, disks and images are made of files whose modes matter; a strict umask of the caller must not
     # reach them.
     os.umask(0o022)
