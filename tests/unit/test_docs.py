@@ -36,7 +36,12 @@ def name_of(path: Path) -> str:
 
 def links_of(page: Path) -> Iterator[str]:
     """Relative links of a page; addresses of the web and the parts in code blocks are left out."""
-    text = _CODE_BLOCK.sub("", page.read_text("utf-8"))
+    return links_of_text(page.read_text("utf-8"))
+
+
+def links_of_text(page: str) -> Iterator[str]:
+    """The same of a text."""
+    text = _CODE_BLOCK.sub("", page)
     return (link for link in _LINK.findall(text) if not re.match(r"[a-z]+:", link))
 
 
@@ -142,6 +147,14 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
 
 def test_the_readme_names_the_two_commands() -> None:
     assert {"make up", "make test"} <= set(re.findall(r"^make \w+", README.read_text("utf-8"), re.MULTILINE))
+
+
+def test_the_readme_s_first_screen_says_what_was_run_and_what_was_not() -> None:
+    screen = README.read_text("utf-8").partition("## Two commands")[0]
+    assert len(screen.splitlines()) < 50
+    assert re.search(r"^\| Run, in the lab \|", screen, re.MULTILINE)
+    assert re.search(r"^\| \*\*Not run: real Sparks\*\* \|", screen, re.MULTILINE)
+    assert "docs/explanation/health.md#what-counts" in links_of_text(screen)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

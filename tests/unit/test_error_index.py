@@ -70,3 +70,21 @@ def test_every_frequent_message_is_one_that_the_program_tells(message: str) -> N
     known = [*texts_of(*SOURCES), (PROJECT / "__main__.py").read_text("utf-8")]
     assert any(parts)
     assert [part for part in parts if not any(part in text for text in known)] == []
+
+
+def test_the_hardware_runbook_names_codes_that_are_told_and_a_source_for_each_fact() -> None:
+    page = (PROJECT / "docs" / "how-to" / "hardware.md").read_text("utf-8")
+    told = {"preflight": set(KINDS), "log": error_index.diagnosis_codes()}
+    rows, named = 0, 0
+    for table in re.findall(r"^\| fact \|.*?(?:\n\n|\Z)", page, re.MULTILINE | re.DOTALL):
+        headings = [cell.strip() for cell in table.splitlines()[0].strip("| ").split("|")]
+        for line in table.strip().splitlines()[2:]:
+            cells = dict(zip(headings, (cell.strip() for cell in line.strip().strip("|").split("|")), strict=True))
+            rows += 1
+            assert (
+                re.search(r"\w+(?:#\d+| PR \d+)|\w+, \S+|page", cells["source"]) or "as for MTU" in cells["source"]
+            ), line
+            for where, code in re.findall(r"(log: )?`([a-z-]+)`", cells.get("told as", "")):
+                named += 1
+                assert code in told["log" if where else "preflight"], code
+    assert rows > 30 and named > 30
