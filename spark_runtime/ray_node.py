@@ -23,6 +23,8 @@ DEFAULT_OBJECT_STORE_BYTES = 1024**3
 PORTS_FROM, PORTS_TO = 6400, 6499
 """Ray's ports beside its control store are fixed, so that a packet filter can name them: it listens on all interfaces.
 spark_core/packet_filter.py names the same range."""
+_METRIC_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+"""Ports of the head's two other servers of metrics, for which `ray start` has no argument (ray._private.constants)."""
 TOKEN_FILE = Path("/tmp/spark-vllm-ray-token")  # noqa: S108 (the container's own)
 NUM_CPUS = 2
 """vLLM's Ray actors ask for no CPU; a small count keeps Ray from starting an idle worker for each core."""
@@ -89,7 +91,8 @@ def _fixed_ports() -> list[str]:
 def start_env(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of ``ray start``, which vLLM's worker processes inherit."""
     # A RAY_ADDRESS would make `ray start` think of another cluster.
-    return {name: value for name, value in environ.items() if name != "RAY_ADDRESS"}
+    kept = {name: value for name, value in environ.items() if name != "RAY_ADDRESS"}
+    return kept | {name: str(PORTS_FROM + 6 + offset) for offset, name in enumerate(_METRIC_PORTS)}
 
 
 def knows_tokens() -> bool:

@@ -304,7 +304,11 @@ def test_ray_is_started_with_its_address_and_our_arguments_last() -> None:
     assert " ".join(worker).startswith("ray start --block --address 10.0.0.1:6379 --node-ip-address 10.0.0.2")
     assert head[-1] == worker[-1] == "--min-worker-port=1"
     assert "--port" not in worker and "--include-dashboard=false" not in worker  # Ray refuses both there
-    assert "RAY_ADDRESS" not in ray_node.start_env({"RAY_ADDRESS": "x", "A": "b"})
+    assert ray_node.start_env({"RAY_ADDRESS": "x", "A": "b"}) == {
+        "A": "b",
+        "AUTOSCALER_METRIC_PORT": "6406",
+        "DASHBOARD_METRIC_PORT": "6407",
+    }
     for argv in (head, worker):
         ports = [int(argv[at + 1]) for at, word in enumerate(argv) if word.endswith("-port") and word != "--port"]
         assert len(ports) == len(set(ports)) and "--node-manager-port" in argv
