@@ -28,7 +28,7 @@ HOST_KEYS = {
     "spark-b": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIZyXwVuTsRqPoNmLkJiHgFeDcBa9876543210ihgfedcba",
 }
 _VARYING = (
-    (re.compile(r"files/[0-9a-f]{64}/runtime\.pyz"), "files/<hash>/runtime.pyz"),
+    (re.compile(r"[0-9a-f]{64}/runtime\.pyz"), "<hash>/runtime.pyz"),
     (re.compile(r"runtime\.pyz-[0-9a-f]{8}"), "runtime.pyz-<hash>"),
     (re.compile(r"/ctl/[0-9a-f]{16}"), "/ctl/<hash>"),
 )
