@@ -25,6 +25,7 @@ from spark_core.errors import SparkError
 from spark_core.group import KEY_TARGET
 
 _COPY = "command:remote:CopyToRemote"
+_FABRIC_LINK = "pulumi-python:dynamic/spark:FabricLink"
 _UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 """How the engine writes a value that it does not know yet."""
 _CAPS = "CAP_"
@@ -43,6 +44,26 @@ put() {{
 _KEY = """# The API key is made here, once, and shown nowhere; read it in this file.
 (umask 077; mkdir -p {folder})
 [ -s {key} ] || (umask 077; head -c 48 /dev/urandom | base64 | tr -dc 'A-Za-z0-9' > {key})
+"""
+_FABRIC = """# The fabric's addresses. Where one is missing, they come from a netplan file, as root.
+as_root() {{ if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }}
+has_addresses() {{
+    for address in {addresses}; do
+        ip -o -4 address show | grep -qF " $address " || return 1
+    done
+}}
+"""
+_NETPLAN = """if ! has_addresses; then
+    netplan=$(mktemp)
+    base64 -d > "$netplan" <<'END_OF_FILE'
+{content}END_OF_FILE
+    as_root install -m 600 "$netplan" {path}
+    rm -f "$netplan"
+    as_root netplan apply
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do has_addresses && break; sleep 1; done
+fi
+"""
+_ADDRESSED = """has_addresses || {{ echo {addresses} is missing >&2; exit 1; }}
 """
 
 
@@ -93,6 +114,11 @@ def scripts_of(plan: Mapping[str, Any], stack: str, image: str) -> dict[str, str
     resources = [step["newState"] for step in plan.get("steps", []) if step.get("newState")]
     copies = [resource for resource in resources if resource["type"] == _COPY]
     ranks = [resource for resource in resources if resource["type"] == CONTAINER and GROUP in resource["urn"]]
+    links = {
+        str(resource["inputs"]["node"]): resource["inputs"]
+        for resource in resources
+        if resource["type"] == _FABRIC_LINK
+    }
     text = json.dumps([rank["inputs"] for rank in ranks], sort_keys=True)
     deployment = hashlib.sha256(text.encode()).hexdigest()[:12]
     found = {}
@@ -106,19 +132,28 @@ def scripts_of(plan: Mapping[str, Any], stack: str, image: str) -> dict[str, str
             for copy in copies
             if str(copy.get("parent", "")).endswith(f"::{node}")
         }
-        found[node] = script_of(stack, node, inputs, files)
+        found[node] = script_of(stack, node, inputs, files, links.get(node))
     return found
 
 
-def script_of(stack: str, node: str, container: Mapping[str, Any], files: Mapping[str, Path]) -> str:
+def script_of(
+    stack: str,
+    node: str,
+    container: Mapping[str, Any],
+    files: Mapping[str, Path],
+    link: Mapping[str, Any] | None = None,
+) -> str:
     """The script of one node.
 
     Args:
         container: Inputs of its container, as Pulumi's Docker provider takes them.
         files: For each path on the node, the file here that lies there.
+        link: Inputs of its part of the fabric, if it has one.
     """
     name = str(container["name"])
     parts = [_HEAD.format(name=name, node=node, stack=stack)]
+    if link is not None:
+        parts.append(_fabric(link))
     for mount in container.get("mounts") or []:
         source, target = str(mount["source"]), str(mount["target"])
         if mount["type"] == "volume":
@@ -135,6 +170,18 @@ def script_of(stack: str, node: str, container: Mapping[str, Any], files: Mappin
         parts.append(f"put {shlex.quote(path)} <<'END_OF_FILE'\n{content}END_OF_FILE\n")
     parts.append(_joined(docker_run(container)))
     return "".join(parts)
+
+
+def _fabric(link: Mapping[str, Any]) -> str:
+    """What gives a node its addresses on the fabric, or says that they are missing."""
+    addresses = shlex.join(str(interface["address"]) for interface in link["interfaces"])
+    if not addresses:
+        return ""
+    parts = [_FABRIC.format(addresses=addresses)]
+    if link.get("managed"):
+        content = base64.encodebytes(str(link["netplan"]).encode()).decode()
+        parts.append(_NETPLAN.format(content=content, path=shlex.quote(str(link["netplan_file"]))))
+    return "".join([*parts, _ADDRESSED.format(addresses=shlex.quote(addresses))])
 
 
 def docker_run(container: Mapping[str, Any]) -> list[str]:

@@ -185,9 +185,10 @@ def test_what_render_prints_starts_serving_on_two_hosts_from_that_text_alone(ser
     gone, said = run(served, "destroy", "--yes")
     assert gone["exit_code"] == Exit.DONE, said[-3000:]
     for host in HOSTS:
-        served.on(host, f"cat > /tmp/rank.sh <<'END_OF_SCRIPT'\n{scripts[host]}END_OF_SCRIPT\nsh /tmp/rank.sh")
+        served.on(host, f"cat > /tmp/rank.sh <<'END_OF_SCRIPT'\n{scripts[host]}END_OF_SCRIPT")
+        served.on(host, "sh /tmp/rank.sh", root=True)
     wait(lambda: served.status("spark-a").get("phase") == "serving", 400)
-    key = served.on("spark-a", f"cat {ROOT}/stacks/dev/secrets/main/api_key").strip()
+    key = served.on("spark-a", f"cat {ROOT}/stacks/dev/secrets/main/api_key", root=True).strip()
     assert chat(outputs, key).status == 200
     for host in HOSTS:
         served.on(host, "docker rm -f $(docker ps -aq)")

@@ -39,6 +39,58 @@ def container(root: Path) -> dict[str, Any]:
     }
 
 
+LINK = {
+    "node": "spark-a",
+    "managed": True,
+    "interfaces": [{"netdev": "n0", "address": "192.168.200.12/24"}, {"netdev": "n1", "address": "192.168.201.12/24"}],
+    "netplan_file": "/etc/netplan/60-spark-vllm.yaml",
+    "netplan": "network: {version: 2}\n",
+}
+FAKE_HOST = """#!/bin/sh
+case "$(basename "$0")" in
+    id) echo 1000 ;;
+    sudo) exec "$@" ;;
+    ip) cat "$HOST/addresses" ;;
+    install) echo "$@" >> "$HOST/done"; cat "$3" >> "$HOST/done" ;;
+    netplan) echo "netplan $*" >> "$HOST/done"; cp "$HOST/wanted" "$HOST/addresses" ;;
+esac
+"""
+
+
+def fabric_of(folder: Path, addresses: str, link: dict[str, Any]) -> tuple[int, str, str]:
+    """Run the script on a host with these addresses: exit status, what root did, what was said."""
+    host = folder / "host"
+    (host / "bin").mkdir(parents=True)
+    for name in ("id", "sudo", "ip", "install", "netplan", "docker"):
+        (host / "bin" / name).write_text(FAKE_HOST)
+        (host / "bin" / name).chmod(0o755)
+    (host / "done").touch()
+    (host / "addresses").write_text(addresses)
+    (host / "wanted").write_text("2: n0 inet 192.168.200.12/24 brd x\n3: n1 inet 192.168.201.12/24 brd x\n")
+    script = script_of("dev", "spark-a", {"name": "rank0", "image": "i", "entrypoints": ["python3"]}, {}, link)
+    environment = {"PATH": f"{host / 'bin'}:/usr/bin:/bin", "HOST": str(host)}
+    done = subprocess.run(
+        ["sh"], input=script, text=True, env=environment, capture_output=True, timeout=60, check=False
+    )
+    return done.returncode, (host / "done").read_text(), done.stderr
+
+
+def test_missing_addresses_of_a_managed_fabric_come_by_netplan_and_present_ones_are_left(tmp_path: Path) -> None:
+    one = "2: n0 inet 192.168.200.12/24 brd x\n"
+    code, done, said = fabric_of(tmp_path / "a", one, LINK)
+    assert code == 0, said
+    assert done.splitlines()[1:] == ["network: {version: 2}", "netplan apply"]
+    assert done.startswith("-m 600 ") and "/etc/netplan/60-spark-vllm.yaml" in done
+    both = f"{one}3: n1 inet 192.168.201.12/24 brd x\n"
+    assert fabric_of(tmp_path / "b", both, LINK) == (0, "", "")
+
+
+def test_missing_addresses_of_a_fabric_of_others_are_told(tmp_path: Path) -> None:
+    code, done, said = fabric_of(tmp_path, "2: n0 inet 192.168.200.120/24 brd x\n", {**LINK, "managed": False})
+    assert (code, done) == (1, "")
+    assert said == "192.168.200.12/24 192.168.201.12/24 is missing\n"
+
+
 def run(script: str, folder: Path) -> list[list[str]]:
     """Run a script with a docker that only writes down what it was asked; its calls."""
     docker = folder / "bin" / "docker"
