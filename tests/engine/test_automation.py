@@ -114,13 +114,13 @@ def test_a_run_is_reported_as_its_schema_says_and_a_second_one_changes_nothing(p
     )
     assert not (parked.state / "made-step").exists()
     first = parked.report("up")
-    assert (first["result"], first["totals"]["create"], first["restarts"]) == ("succeeded", 4, [])
+    assert (first["result"], first["totals"]["create"], first["restarts"]) == ("succeeded", 5, [])
     assert (parked.state / "made-rank").read_text() == "32768"
     assert parked.report("up")["changes"] == []
     assert parked.report("refresh")["result"] == "succeeded"
     done = parked.report("history")
     assert [(u["kind"], u["result"]) for u in done["updates"]][::-1][:2] == [("update", "succeeded")] * 2
-    assert parked.report("destroy", "--yes")["totals"]["delete"] == 4
+    assert parked.report("destroy", "--yes")["totals"]["delete"] == 5
     assert not (parked.state / "made-step").exists()
 
 

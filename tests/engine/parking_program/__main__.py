@@ -16,6 +16,9 @@ settings = read_settings(raw_configuration(values.get))
 serving = settings.groups["main"].serving
 folder = os.environ["PARKING_FOLDER"]
 step = Parking("step", folder=folder, mark=str(serving.max_num_seqs))
-rank = Restarting("rank", folder=folder, mark=str(serving.max_model_len), opts=pulumi.ResourceOptions(depends_on=step))
+group = pulumi.ComponentResource("spark:cluster:VllmRayCluster", "main")  # what is in it restarts serving
+rank = Restarting(
+    "rank", folder=folder, mark=str(serving.max_model_len), opts=pulumi.ResourceOptions(parent=group, depends_on=step)
+)
 keep_good_settings("good-settings", settings, "sha256:1", "abc", "serving", pulumi.ResourceOptions(depends_on=rank))
 pulumi.export("model", "none")
