@@ -98,9 +98,10 @@ def observe_image_and_node(transport: Transport, reference: str) -> tuple[ImageF
     """
     result = transport.run(
         script(
-            'docker version --format \'{{.Server.Arch}}\'\ndocker image inspect --format "$2" "$1"',
-            reference,
+            'docker version --format "$1"; docker image inspect --format "$2" "$3"',
+            _DAEMON_FORMAT,
             IMAGE_FORMAT,
+            reference,
             purpose=f"expected to learn whether image {reference} is there",
         )
     )
