@@ -125,4 +125,4 @@ sshd: ## an sshd for the tests; unpacked into the cache, not installed
 	@toolchain/sshd.sh > /dev/null
 
 clean-cache: ## remove what was built or fetched; state and passphrase stay
-	@rm -rf -- "$(CACHE)/toolchain" "$(CACHE)/uv" "$(CACHE)/sshd" "$(CACHE)/seeing" && echo "removed from $(CACHE)"
+	@rm -rf -- "$(CACHE)/toolchain" "$(CACHE)/uv" "$(CACHE)/sshd" "$(CACHE)/registry" "$(CACHE)/seeing" && echo "removed from $(CACHE)"

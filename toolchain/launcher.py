@@ -138,9 +138,11 @@ def words_for(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> li
     """
     call = parse(words)
     wanted = call.command == "stack" and call.second == "history" and "--show-secrets" in call.flags
-    project = find_project(cwd / call.folder) if wanted and "--" not in words else None
+    if not wanted or "--" in words or "PULUMI_HOME" not in environ:
+        return []
+    project = find_project(cwd / call.folder)
     stack_file = file_of_stack(call, {k: v for k, v in environ.items() if k != "PULUMI_OPTION_CONFIG_FILE"}, cwd)
-    if project is None or stack_file is None or "PULUMI_HOME" not in environ:
+    if project is None or stack_file is None:
         return []
     copy = private_copy(stack_file, environ)
     if copy is None:
