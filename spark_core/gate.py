@@ -31,12 +31,13 @@ SILENT_S = 90.0
 """A supervisor that has not written its status for this long is stuck; generous: a loading node can be starved."""
 
 _OBSERVE = """
-id=$(docker ps -aq --no-trunc --filter "name=^/$1$")
-echo '=== container'
-if [ -n "$id" ]; then docker inspect --format '{{json .State}}' "$1"; else echo null; fi
-echo '=== restarts'
-if [ -n "$id" ]; then docker inspect --format '{{.RestartCount}}' "$1"; fi
-echo '=== id'; echo "$id"
+if seen=$(docker container inspect --format '{{json .State}}
+=== restarts
+{{.RestartCount}}
+=== id
+{{.Id}}' "$1" 2>&1); then printf '=== container\\n%s\\n' "$seen"
+else case $seen in *'No such container'*) ;; *) printf '%s\\n' "$seen" >&2; exit 1 ;; esac
+fi
 echo '=== now'; date +%s
 echo '=== status'; cat "$2/status.json" 2>/dev/null || echo null
 """
