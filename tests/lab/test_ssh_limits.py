@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def filter_ssh(name: str, verdict: str, match: str = "") -> None:
         as_root(
             name,
             f"nft add table {TABLE}; nft add chain {TABLE} input '{{ type filter hook input priority 0; }}'; "
-            f"nft add rule {TABLE} input {match} tcp dport 22 {verdict}",
+            f"nft add rule {TABLE} input {shlex.quote(f'{match} tcp dport 22 {verdict}')}",
         )
 
 
