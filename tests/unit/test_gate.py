@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from spark_core.errors import CommandError, GateError, UnreachableError
 from spark_core.gate import (
+    _OBSERVE,
     SILENT_S,
     Rank,
     RankState,
@@ -457,3 +459,31 @@ def test_silence_is_measured_by_the_nodes_own_clock() -> None:
 def serving_state(node: str, rank: int) -> RankState:
     status = {"phase": "serving", "generation": {"head_incarnation": "abc", "n": 1}}
     return RankState(node, rank, "id", True, 0, False, "2026-01-01T00:00:00Z", status)
+
+
+@pytest.mark.parametrize(
+    ("docker", "seen"),
+    [
+        ("echo 'WARNING: Error loading config file' >&2; printf '=== container\\n{}\\n=== id\\nabc\\n'", "abc"),
+        ('[ "$1" = ps ] || { echo; echo "Error: No such container: x" >&2; return 1; }', None),
+        ("echo 'Cannot connect to the Docker daemon' >&2; return 1", "Cannot connect to the Docker daemon\n"),
+    ],
+    ids=["a warning of the client beside the answer", "no container", "no daemon"],
+)
+def test_what_docker_says_beside_its_answer_is_no_part_of_it(docker: str, seen: str | None) -> None:
+    words = [
+        "bash",
+        "--norc",
+        "-peuo",
+        "pipefail",
+        "-c",
+        f"docker() {{ {docker}; }}\n{_OBSERVE}",
+        "sh",
+        "x",
+        "/nowhere",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        assert done.stderr == seen
+    else:
+        assert parse_rank_state("spark-a", 0, done.stdout).container_id == seen
