@@ -17,6 +17,10 @@ try:
 except SparkError as refused:
     raise pulumi.RunError(refused.render()) from None
 
+from providers.early_start import start_early  # noqa: E402
+
+start_early()
+
 from components.fabric_proof import FabricProofArgs, prove_fabric  # noqa: E402
 from components.good_settings import keep_good_settings  # noqa: E402
 from components.model_weights import ModelWeights, ModelWeightsArgs, weights_places  # noqa: E402
@@ -107,8 +111,8 @@ cluster = VllmRayCluster(
         files=files.placed(places.folders, places.in_place),
         notify=stack.notify_of(group_name),
         make_way=stack.make_way,
+        after=[fabric, image, *proof, weights, *members],
     ),
-    pulumi.ResourceOptions(depends_on=[fabric, image, *proof, weights, *members]),
 )
 keep_good_settings(
     "good-settings",

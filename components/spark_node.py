@@ -95,7 +95,7 @@ class SparkNode(pulumi.ComponentResource):
             f"{name}-docker",
             host=f"ssh://{node.user}@{node.management_address}:{args.connection.port}",
             ssh_opts=args.connection.shared_options(),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[self.journal]),
+            opts=pulumi.ResourceOptions(parent=self),
         )
         self.architecture = self.host.architecture
         self.register_outputs({"architecture": self.architecture, "docker": self.host.docker, "gpu": self.host.gpu})

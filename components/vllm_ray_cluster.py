@@ -50,6 +50,8 @@ class VllmRayClusterArgs:
     """Digest of whom the head tells of trouble; empty if nobody."""
     make_way: Callable[[str, str], None]
     """Called with node and container name before a container is created."""
+    after: Sequence[pulumi.Resource]
+    """What must be there before a rank starts; the key and the caches need not wait for it."""
 
 
 class VllmRayCluster(pulumi.ComponentResource):
@@ -153,7 +155,7 @@ class VllmRayCluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions.merge(
                 on_node,
                 pulumi.ResourceOptions(
-                    depends_on=[volume, *args_dependencies(key)],
+                    depends_on=[volume, *args_dependencies(key), *args.after],
                     delete_before_replace=True,
                     # The provider takes a change of these and does nothing with it.
                     replace_on_changes=["healthcheck"],

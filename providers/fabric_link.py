@@ -16,7 +16,7 @@ from spark_core.fabric.facts import observe_network
 from spark_core.fabric.netplan import (
     apply_fabric,
     live_interfaces,
-    observe_netplan_file,
+    observe_managed,
     require_fabric,
     undo_fabric,
 )
@@ -55,9 +55,13 @@ class FabricLinkProvider(SparkProvider):
         declared = [node for node in self.run.settings.nodes if node.name == props["node"]]
         wanted = {i["netdev"]: str(i["address"]) for i in props["interfaces"]}
         wanted |= {i.netdev: i.address for node in declared for i in node.fabric if i.netdev in wanted}
-        live: dict[str, Any] = {"interfaces": live_interfaces(observe_network(transport), wanted)}
+        live: dict[str, Any] = {}
         if props["managed"]:
-            live["netplan"] = observe_netplan_file(transport, str(props["netplan_file"])) or "absent"
+            network, netplan = observe_managed(transport, str(props["netplan_file"]))
+            live["netplan"] = netplan or "absent"
+        else:
+            network = observe_network(transport)
+        live["interfaces"] = live_interfaces(network, wanted)
         kept = inputs_of(props, INPUTS)
         return ReadResult(id_, {**props, **live}, {**kept, **live})
 

@@ -33,6 +33,9 @@ from typing import NamedTuple
 READS_STACK_FILE = frozenset({"up", "update", "preview", "pre", "refresh", "destroy", "down", "dn", "import"})
 CONVERGES = frozenset({"up", "update", "preview", "pre"})
 DESTROYS = frozenset({"destroy", "down", "dn"})
+FOR_SPEED = {"GOGC": "400"}
+"""The engine and the plugins that it starts are Go programs of a few seconds; with fewer collections of garbage
+they take a tenth less of a processor."""
 PR_SET_PDEATHSIG = 1
 # Flags whose value is the next word; without this list that word would be taken for the command.
 TAKES_VALUE = frozenset({"-C", "--cwd", "-s", "--stack", "--color", "--profiling", "--tracing", "-v", "--verbose"})
@@ -259,7 +262,7 @@ def main() -> int:
     end_with_parent(os.environ.get("SPARK_VLLM_INTERRUPT_WITH", ""))
     sys.stdout.flush()
     # The arguments are the person's own, and no shell reads them.
-    os.execve(engine, [engine, *words], {**os.environ, **added})  # noqa: S606
+    os.execve(engine, [engine, *words], {**FOR_SPEED, **os.environ, **added})  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from spark_core import root_commands as root
 from spark_core.errors import CommandError, ForeignObjectError, ObservationError
-from spark_core.fabric.facts import NetworkFacts, observe_network
+from spark_core.fabric.facts import NETWORK, NetworkFacts, observe_network, parse_network
 from spark_core.fabric.foreign import foreign_configuration
 from spark_core.fabric.rollback import NetplanFile, change_netplan, end_earlier_change, observe_parameters
 from spark_core.journal import (
@@ -27,9 +27,9 @@ from spark_core.journal import (
     record_many,
     undo,
 )
-from spark_core.journal.file_state import observe_files_of_root
+from spark_core.journal.file_state import complete, files_fragment, observe_files_of_root, parse_files
 from spark_core.settings import FabricInterface, FabricSettings
-from spark_core.transport.base import Transport, run_checked, script
+from spark_core.transport.base import Transport, compose, parse_sections, run_checked, script
 
 _SETTLE = """
 for i in $(seq 1 50); do
@@ -80,10 +80,17 @@ def fabric_claims(interfaces: Sequence[FabricInterface], fabric: FabricSettings)
     return claims | {("link", interface.netdev): _claim(interface, fabric.mtu_bytes) for interface in interfaces}
 
 
-def observe_netplan_file(transport: Transport, path: str) -> str | None:
-    """Text of a netplan file, or None if there is none. Netplan files have mode 600, so root reads them."""
-    content = observe_files_of_root(transport, [path], [path])[path].content
-    return None if content is None else content.decode(errors="replace")
+def observe_managed(transport: Transport, path: str) -> tuple[NetworkFacts, str | None]:
+    """The network of a node, and the text of a netplan file there, or None if there is none.
+
+    Netplan files have mode 600: only then is root asked, in a round trip of its own.
+    """
+    text = run_checked(
+        transport, compose(NETWORK, files_fragment([path])), purpose="expected to read the network interfaces"
+    )
+    sections = parse_sections(text)
+    content = complete(transport, parse_files(transport.node, sections, [path])[path]).content
+    return parse_network(sections), None if content is None else content.decode(errors="replace")
 
 
 def live_interfaces(facts: NetworkFacts, wanted: Mapping[str, str]) -> list[dict[str, object]]:

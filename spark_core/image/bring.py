@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from spark_core.errors import CommandError, SparkError, join_errors
 from spark_core.image.archive import Archive, open_archive
-from spark_core.image.facts import ImageFacts, node_architecture, observe_image, require_parity
+from spark_core.image.facts import ImageFacts, observe_image, observe_image_and_node, require_parity
 from spark_core.image.layers import GivingNode, store_state
 from spark_core.image.sources import BuildContext, build_image, pull_image
 from spark_core.image.spread import ImageNode, spread
@@ -46,6 +47,13 @@ class Bringing:
         return self.settings.registry or self.settings.local_id or ""
 
 
+class _Seen(NamedTuple):
+    """An image on a node, or None, and the architecture that an image must have there."""
+
+    facts: ImageFacts | None
+    architecture: str
+
+
 def bring_image(bringing: Bringing) -> ImageFacts:
     """Bring the image to every node that lacks it, and prove that all have the same.
 
@@ -57,7 +65,7 @@ def bring_image(bringing: Bringing) -> ImageFacts:
     archive: Archive | None = None
     if not wanted and bringing.settings.archive is None:
         wanted, found = _fetch(bringing)
-    elif bringing.settings.archive is not None and not any(found.values()):
+    elif bringing.settings.archive is not None and not _having(found):
         archive = open_archive(bringing.settings.archive)
         if archive.contents.image_id != wanted:
             raise SparkError(
@@ -66,12 +74,12 @@ def bring_image(bringing: Bringing) -> ImageFacts:
                 where="image.archive",
                 do="the archive changed while this ran; run up again",
             )
-    having = [node for node in bringing.nodes if found.get(node.node) is not None]
+    having = [node for node in bringing.nodes if node.node in _having(found)]
     architecture = archive.contents.architecture if archive else ""
-    for facts in found.values():
-        architecture = facts.architecture if facts is not None else architecture
+    for facts in _having(found).values():
+        architecture = facts.architecture
     if having or archive:
-        _require_architecture(bringing, wanted, architecture)
+        _require_architecture(found, wanted, architecture)
     lacking = [node for node in bringing.nodes if node not in having]
     if lacking:
         if archive is not None:
@@ -86,21 +94,21 @@ def bring_image(bringing: Bringing) -> ImageFacts:
     return _proven(bringing, wanted)
 
 
-def _wanted(bringing: Bringing) -> tuple[str, dict[str, ImageFacts | None]]:
+def _wanted(bringing: Bringing) -> tuple[str, dict[str, _Seen]]:
     """The id that must result, if it is known, and which nodes have it."""
     for known in (bringing.image_id, bringing.recorded):
         if known:
             found = _observe(bringing, known)
-            if known == bringing.image_id or any(found.values()):
+            if known == bringing.image_id or _having(found):
                 return known, found
-    named = {node: facts for node, facts in _observe(bringing, bringing.reference).items() if facts is not None}
+    named = _having(_observe(bringing, bringing.reference))
     if not named:
         return "", {}
     facts = require_parity(named)
     return facts.image_id, _observe(bringing, facts.image_id)
 
 
-def _fetch(bringing: Bringing) -> tuple[str, dict[str, ImageFacts | None]]:
+def _fetch(bringing: Bringing) -> tuple[str, dict[str, _Seen]]:
     """Let the first node get the image from where it comes."""
     first, settings = bringing.nodes[0], bringing.settings
     if settings.build is not None:
@@ -121,33 +129,33 @@ def _fetch(bringing: Bringing) -> tuple[str, dict[str, ImageFacts | None]]:
     return facts.image_id, _observe(bringing, facts.image_id)
 
 
-def _observe(bringing: Bringing, reference: str) -> dict[str, ImageFacts | None]:
+def _observe(bringing: Bringing, reference: str) -> dict[str, _Seen]:
     looks = at_once([_looking(node, reference) for node in bringing.nodes], bringing.check)
-    return {node.node: facts for node, facts in zip(bringing.nodes, looks, strict=True)}
+    return {node.node: _Seen(*look) for node, look in zip(bringing.nodes, looks, strict=True)}
 
 
-def _looking(node: ImageNode, reference: str) -> Callable[[], ImageFacts | None]:
-    return lambda: observe_image(node.transport, reference)
+def _looking(node: ImageNode, reference: str) -> Callable[[], tuple[ImageFacts | None, str]]:
+    return lambda: observe_image_and_node(node.transport, reference)
 
 
-def _require_architecture(bringing: Bringing, image_id: str, architecture: str) -> None:
+def _having(found: Mapping[str, _Seen]) -> dict[str, ImageFacts]:
+    """The nodes that have the image."""
+    return {node: seen.facts for node, seen in found.items() if seen.facts is not None}
+
+
+def _require_architecture(found: Mapping[str, _Seen], image_id: str, architecture: str) -> None:
     """Refuse an image of another architecture before a byte of it is sent."""
-    found = at_once([_asking_architecture(node) for node in bringing.nodes], bringing.check)
     errors: list[SparkError] = [
         CommandError(
-            f"expected an image for {own}, found one for {architecture} ({image_id[:19]})",
-            where=f"{node.node} (image)",
+            f"expected an image for {seen.architecture}, found one for {architecture} ({image_id[:19]})",
+            where=f"{node} (image)",
             do="build or pull the image for the nodes' architecture; docker may fall back to another one silently",
         )
-        for node, own in zip(bringing.nodes, found, strict=True)
-        if own and own != architecture
+        for node, seen in found.items()
+        if seen.architecture and seen.architecture != architecture
     ]
     if errors:
         raise join_errors(errors)
-
-
-def _asking_architecture(node: ImageNode) -> Callable[[], str]:
-    return lambda: node_architecture(node.transport)
 
 
 def _nowhere(bringing: Bringing, image_id: str) -> SparkError:
@@ -161,15 +169,11 @@ def _nowhere(bringing: Bringing, image_id: str) -> SparkError:
 
 def _proven(bringing: Bringing, image_id: str) -> ImageFacts:
     found = _observe(bringing, image_id)
-    missing = [node for node, facts in found.items() if facts is None]
+    missing = [node for node, seen in found.items() if seen.facts is None]
     if missing:
         raise CommandError(
             f"expected the image {image_id[:19]} after bringing it, found none of that id",
             where=", ".join(missing),
             do="see whether something removes images there; with the containerd image store the id is another number",
         )
-    return require_parity(_present(found))
-
-
-def _present(found: Mapping[str, ImageFacts | None]) -> dict[str, ImageFacts]:
-    return {node: facts for node, facts in found.items() if facts is not None}
+    return require_parity(_having(found))

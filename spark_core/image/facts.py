@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 from spark_core.errors import CommandError, SparkError
-from spark_core.transport.base import Result, Transport, command, run_checked, script
+from spark_core.transport.base import Result, Transport, command, script
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,6 @@ def _image_of(transport: Transport, reference: str, result: Result, answer: str)
     raise CommandError(
         f"expected an answer about image {reference}, found: {result.stderr.strip()[-160:]}",
         where=f"{transport.node} (docker)",
-    )
-
-
-def node_architecture(transport: Transport) -> str:
-    """The architecture of a node's daemon in Docker's words, such as ``arm64``."""
-    return _architecture_of(
-        run_checked(
-            transport,
-            command("docker", "version", "--format", _DAEMON_FORMAT),
-            purpose="expected to learn the architecture of the daemon",
-        )
     )
 
 

@@ -79,6 +79,18 @@ class _Lacking:
         return place_of(carrier, self.node.root, contents.image_id, address)
 
 
+@dataclass(frozen=True)
+class _Giving:
+    """A node that has the image, with what its daemon says of itself."""
+
+    node: ImageNode
+    state: StoreState
+
+    def place(self, contents: ImageContents, address: str | None) -> Place:
+        carrier = GivingNode(self.node.transport, contents.image_id, self.state)
+        return place_of(carrier, self.node.root, contents.image_id, address)
+
+
 class _Ways:
     """How nodes reach each other, as found so far."""
 
@@ -134,9 +146,9 @@ def spread(
     """
     ways, waiting, having = _Ways(), list(targets), None if isinstance(source, Archive) else source
     for _ in range(_ROUNDS + 3 * len(targets)):
-        states = dict(
-            zip([n.node for n in waiting], at_once([_state(n, contents) for n in waiting], check), strict=True)
-        )
+        asked = [*waiting, *([having] if having else [])]
+        found = dict(zip([n.node for n in asked], at_once([_state(n, contents) for n in asked], check), strict=True))
+        states = {node.node: found[node.node] for node in waiting}
         _require_classic(states)
         lowest = min(state.have for state in states.values())
         row = [node for node in waiting if states[node.node].have == lowest]
@@ -155,7 +167,8 @@ def spread(
             if not lacking:  # another run has brought something meanwhile
                 continue
             _require_space(lacking, contents)
-            done = _carry(contents, giver, lacking, (way, ways), report, check)
+            giving = giver if isinstance(giver, Archive) else _Giving(giver, found[giver.node])
+            done = _carry(contents, giving, lacking, (way, ways), report, check)
         having = having or next(iter(done), None)
         waiting = [node for node in waiting if node not in done]
         if not waiting:
@@ -269,7 +282,7 @@ def _require_space(lacking: Sequence[_Lacking], contents: ImageContents) -> None
 
 def _carry(
     contents: ImageContents,
-    source: ImageNode | Archive,
+    source: _Giving | Archive,
     lacking: Sequence[_Lacking],
     ways: tuple[str, _Ways],
     report: Callable[[str], None],
@@ -289,9 +302,7 @@ def _carry(
         lane = Lane(places, source.feed([n for n in wanted.files if n not in look.staged.files], dict(look.parts)))
         names = ["the controller", *(place.node for place in places)]
     else:
-        state = store_state(source.transport, contents.layers)
-        giver = GivingNode(source.transport, contents.image_id, state)
-        lane = Lane([place_of(giver, source.root, contents.image_id, source.address(way)), *places])
+        lane = Lane([source.place(contents, source.node.address(way)), *places])
         names = [place.node for place in lane.places]
     told = f"{len(contents.layers) - row[0].state.have} of {len(contents.layers)} layers"
     onward = f"{found.told(way, row)} to {', '.join(names[1:])}"

@@ -46,7 +46,7 @@ class Sudo:
         self._session = session
         self._password = password
         self._is_root: bool | None = None
-        self._always_asks = False
+        self._has_asked = self._always_asks = False
         self._accepted: str | None = None
 
     def run(self, cmd: Command) -> Result:
@@ -62,10 +62,17 @@ class Sudo:
             result = self._session(f"{_FREE} -- {line}", cmd.stdin, cmd.timeout_s, cmd.told)
             if not (result.status == 1 and _ASKED.search(result.stderr)):
                 return self._unless_refused(cmd, result)
-            self._learn_rules(cmd, line)
-        password = self._checked_password(cmd)
+            # With a password, one command says by itself what sudo thinks of it; asking is for the sake of the next.
+            if self._has_asked or self._password() is None:
+                self._learn_rules(cmd, line)
+            self._has_asked = True
+        password = self._password_for(cmd)
         stdin = password.encode() + b"\n" + cmd.stdin
-        return self._unless_refused(cmd, self._session(f"{_WITH_PASSWORD} -- {line}", stdin, cmd.timeout_s, cmd.told))
+        result = self._session(f"{_WITH_PASSWORD} -- {line}", stdin, cmd.timeout_s, cmd.told)
+        if password != self._accepted:
+            self._unless_wrong(result)
+            self._accepted = password if result.ok else self._accepted
+        return self._unless_refused(cmd, result)
 
     def _user_is_root(self) -> bool:
         if self._is_root is None:
@@ -88,26 +95,29 @@ class Sudo:
         elif listed.status == 1:
             raise self._error(cmd, "sudoers does not list this command")
 
-    def _checked_password(self, cmd: Command) -> str:
-        """The password; tried alone first, since sudo would take further lines of the input for more attempts."""
+    def _password_for(self, cmd: Command) -> str:
+        """The password; tried alone first where input follows it, which sudo would take for more attempts."""
         password = self._password()
         if password is None:
             do = "set the secret sudo_password (or sudo_password_file), or"
             raise self._error(cmd, "sudo asks for a password", do)
-        if password != self._accepted:
+        if password != self._accepted and cmd.stdin:
             told = "expected that sudo accepts the password"
             answer = self._session(f"{_WITH_PASSWORD} -v", password.encode() + b"\n", 20, told)
-            if not answer.ok and _WRONG.search(answer.stderr):
-                raise UnreachableError(
-                    "expected that sudo accepts the password of the settings, found that it refuses it",
-                    node=self._node,
-                    step="sudo (sudo_password)",
-                    code="sudo-refused",
-                    do="correct the secret sudo_password (or sudo_password_file)",
-                )
+            self._unless_wrong(answer)
             self._unless_refused(cmd, answer)
             self._accepted = password
         return password
+
+    def _unless_wrong(self, answer: Result) -> None:
+        if not answer.ok and _WRONG.search(answer.stderr):
+            raise UnreachableError(
+                "expected that sudo accepts the password of the settings, found that it refuses it",
+                node=self._node,
+                step="sudo (sudo_password)",
+                code="sudo-refused",
+                do="correct the secret sudo_password (or sudo_password_file)",
+            )
 
     def _unless_refused(self, cmd: Command, result: Result) -> Result:
         if result.status in (1, 127) and (found := _REFUSED.search(result.stderr)):

@@ -10,6 +10,7 @@ To clean up after an aborted run: ``SPARK_VLLM_HOME=… python -m lab down --ins
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,8 @@ def test_use_serves_the_recipe_and_what_the_stack_says_wins(served: Switching) -
     serves(served, "tiny-by-recipe")
     words = served.arguments()
     assert words[words.index("--max-model-len") + 1] == "512"
-    assert "of the stack instead: serving.tensor_parallel_size, serving.max_model_len" in said
+    [own] = re.findall(rf"from the recipe {NAME} .*of the stack instead: (.+)", said)
+    assert set(own.split(", ")) == {"serving.tensor_parallel_size", "serving.max_model_len"}
     again, _ = served.run("up")
     assert again["changes"] == []
 

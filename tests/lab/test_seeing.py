@@ -245,6 +245,12 @@ def test_a_fall_after_a_change_of_settings_is_told_with_what_changed(served: Dep
     assert run(served, "up")[0]["exit_code"] == Exit.DONE
 
 
+def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A member of an image, which belongs to root."""
+    member.uid, member.gid, member.uname, member.gname = 0, 0, "root", "root"
+    return member
+
+
 def image_of(served: Deployment, folder: Path) -> str:
     """An image with Debian's Prometheus and node exporter, laid out as the official ones, on both hosts; its id."""
     root = folder / "root"
@@ -258,7 +264,7 @@ def image_of(served: Deployment, folder: Path) -> str:
         (root / name).mkdir(parents=True)
     archive = folder / "image.tar"
     with tarfile.open(archive, "w") as tar:
-        tar.add(root, arcname=".", filter=lambda info: info.replace(uid=0, gid=0, uname="root", gname="root"))
+        tar.add(root, arcname=".", filter=of_root)
     ssh = ["ssh", "-F", str(served.folder / "ssh_config"), "-o", "BatchMode=yes"]
     with archive.open("rb") as content:
         done = subprocess.run(

@@ -322,8 +322,10 @@ def test_no_answer_in_time_over_a_dead_connection_is_a_lost_connection(
 def test_a_loss_while_sudo_is_tried_out_is_no_answer_about_it(user: str, sudo: str, line: str, ssh: FakeSsh) -> None:
     ssh.be("spark-a", user, sudo)
     carrier = transport(ssh, MARKER if sudo == MARKER else None)
+    if " -l " in line:  # what the rules are is asked for once sudo asks again
+        assert carrier.run(command("cat", sudo=True)).ok
     ssh.lose("spark-a", line)
-    assert failure(carrier, command("true", sudo=True)).step == "session"
+    assert failure(carrier, command("true", sudo=True, stdin=b"input")).step == "session"
     ssh.mend("spark-a")
     assert carrier.run(command("true", sudo=True)).ok
     assert all("-S" not in call for call in ssh.sudo_calls("spark-a")) or sudo == MARKER
@@ -392,10 +394,24 @@ def test_the_password_travels_on_standard_input_before_the_command_s_own(ssh: Fa
     result = carrier.run(script("cat", sudo=True, stdin=b"input"))
     assert (result.status, result.stdout) == (0, "input")
     assert not any(MARKER in line for line in ssh.lines("spark-a"))
+    assert carrier.run(command("cat", sudo=True, stdin=b"more")).stdout == "more"
     # Where no rule goes without a password, it is not tried again without one.
     before = len(ssh.sudo_calls("spark-a"))
-    assert carrier.run(command("cat", sudo=True, stdin=b"more")).stdout == "more"
+    assert carrier.run(command("cat", sudo=True, stdin=b"still more")).stdout == "still more"
     assert ssh.sudo_calls("spark-a")[before:] == ["-k -S -p  -- cat"]
+
+
+def test_one_command_without_input_as_root_takes_two_sessions(ssh: FakeSsh) -> None:
+    ssh.be("spark-a", "user", sudo=MARKER)
+    assert transport(ssh, MARKER).run(command("cat", sudo=True)).ok
+    assert ssh.sudo_calls("spark-a") == ["-k -n -- cat", "-k -S -p  -- cat"]
+
+
+def test_a_command_that_is_refused_with_the_password_is_told_in_sudo_s_words(ssh: FakeSsh) -> None:
+    ssh.be("spark-a", "user", sudo=MARKER, listed=["cat"], only_listed=True)
+    error = failure(transport(ssh, MARKER), command("tac", sudo=True))
+    assert error.code == "sudo-refused"
+    assert "is not allowed to" in error.line
 
 
 def test_a_command_that_sudo_lists_gets_its_whole_input_and_never_the_password(ssh: FakeSsh) -> None:

@@ -16,7 +16,7 @@ from spark_core.fabric.netplan import (
     apply_fabric,
     fabric_claims,
     live_interfaces,
-    observe_netplan_file,
+    observe_managed,
     render_netplan,
     undo_fabric,
     unlike,
@@ -245,13 +245,13 @@ def test_an_address_that_did_not_come_is_told_after_the_apply(host: FakeHost, fo
 
 
 def test_a_netplan_file_that_is_not_there_is_none(host: FakeHost) -> None:
-    assert observe_netplan_file(host.node, host.netplan_file) is None
+    assert observe_managed(host.node, host.netplan_file)[1] is None
 
 
 @pytest.mark.parametrize("text", ["", "a\n", "a\nb\n", "\n"])
 def test_a_netplan_file_is_read_as_it_was_written(text: str, host: FakeHost) -> None:
     host.netplan_path.write_text(text)
-    assert observe_netplan_file(host.node, host.netplan_file) == text
+    assert observe_managed(host.node, host.netplan_file)[1] == text
 
 
 def test_a_link_that_was_down_with_an_address_goes_back_to_that(host: FakeHost, folder: StackFolder) -> None:
