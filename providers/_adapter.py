@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import sys
 import traceback
@@ -11,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pulumi.dynamic import CheckResult, ConfigureRequest, DiffResult, ResourceProvider
 
-from providers.cancel import check_cancel, listen
+from providers.cancel import check_cancel, in_hand, listen
 from providers.connections import Run, raw_configuration, run_of
 from spark_core.errors import SparkError, join_errors
 from spark_core.journal import StackFolder
@@ -42,7 +43,8 @@ def told(method: Callable[P, R]) -> Callable[P, R]:
         try:
             if method.__name__ in _WAITS_FOR_BOOT and args and isinstance(args[0], SparkProvider):
                 args[0].run.wait_for_boot(say)
-            return method(*args, **kwargs)
+            with in_hand():
+                return method(*args, **kwargs)
         except SparkError as error:
             raise _Told(error.render()) from None
         except Exception as error:
@@ -133,5 +135,9 @@ def report(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line for the person while a long operation goes on; the engine shows a dynamic provider's output."""
-    print(text, flush=True)
+    """One line for the person while a long operation goes on; the engine shows a dynamic provider's output.
+
+    Where the engine is gone nobody reads it, which is no reason to leave the operation half done.
+    """
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)

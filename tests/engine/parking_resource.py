@@ -9,7 +9,7 @@ from typing import Any
 
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
-from providers._adapter import SparkProvider, told
+from providers._adapter import SparkProvider, say, told
 from providers.cancel import check_cancel
 from spark_core.errors import SparkError
 
@@ -59,6 +59,7 @@ class ParkingProvider(SparkProvider):
             time.sleep(0.05)
         if (folder / "fail").exists() or props["mark"] == BAD:
             raise SparkError("expected to be made, found that it cannot be", do="give it another mark")
+        say(f"{props['name']}: it is made now")
         _file(props).write_text(str(props["mark"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -161,6 +162,21 @@ def test_ctrl_c_once_parks_the_step_in_hand_within_5_s_and_the_next_run_goes_on(
     assert parked.report("up")["exit_code"] == Exit.DONE
 
 
+@pytest.mark.parametrize("command", ["preview", "up"])
+def test_ctrl_c_once_while_the_program_still_looks_at_nodes_ends_within_5_s(parked: Parked, command: str) -> None:
+    (parked.state / "look").write_text("60")
+    run = parked.begin(command, "--json")
+    parked.wait_for("looking")
+    start = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=TIMEOUT_S)
+    assert time.monotonic() - start < 5, err
+    assert (run.returncode, json.loads(out)["result"]) == (Exit.INTERRUPTED, "interrupted")
+    assert parked.locks == []
+    (parked.state / "look").unlink()
+    assert parked.report(command)["exit_code"] == Exit.DONE
+
+
 def test_ctrl_c_twice_stops_at_once_and_the_next_run_recovers(parked: Parked) -> None:
     (parked.state / "seconds").write_text("60")
     (parked.state / "deaf").touch()
@@ -230,6 +246,16 @@ def test_a_lock_of_a_dead_run_is_named_and_cleared_only_when_asked_for(parked: P
     assert lock.exists()
 
 
+def providers_below(engine: int) -> list[int]:
+    """The processes of our providers that an engine has started."""
+    found = []
+    for pid in session_of(engine):
+        with contextlib.suppress(OSError):
+            if b"pulumi.dynamic" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 @pytest.mark.parametrize("victim", ["command", "engine", "provider"])
 def test_a_run_whose_process_is_killed_is_picked_up_by_the_next(parked: Parked, victim: str) -> None:
     (parked.state / "seconds").write_text("60")
@@ -237,11 +263,15 @@ def test_a_run_whose_process_is_killed_is_picked_up_by_the_next(parked: Parked, 
     parked.wait_for("begun")
     [lock] = parked.locks
     engine = json.loads(lock.read_text())["pid"]
-    plugins = [pid for pid in session_of(engine) if "pulumi.dynamic" in Path(f"/proc/{pid}/cmdline").read_text()]
+    plugins = providers_below(engine)
     assert plugins
     os.kill({"command": run.pid, "engine": engine, "provider": plugins[0]}[victim], signal.SIGKILL)
     run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == (-signal.SIGKILL if victim == "command" else Exit.FAILED)
+    end = time.monotonic() + 10
+    while providers_below(engine):
+        assert time.monotonic() < end, "the provider of the killed run stays"
+        time.sleep(0.1)
     (parked.state / "seconds").unlink()
     again = parked.report("up", "--clear-stale-lock", "--wait-lock", "30s")
     assert again["exit_code"] == Exit.DONE, again

@@ -11,13 +11,11 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from automation.exit_codes import Exit
-from automation.stopping import session_of
-from tests.engine.test_automation import Parked, parked
+from tests.engine.test_automation import Parked, parked, providers_below
 
 __all__ = ["parked"]
 
@@ -36,7 +34,7 @@ def kill(parked: Parked, command: str, victim: str, delay_s: float) -> bool:
     pid = run.pid
     if victim != "command" and parked.locks:
         engine = int(json.loads(parked.locks[0].read_text())["pid"])
-        plugins = [p for p in session_of(engine) if b"pulumi.dynamic" in _words(p)]
+        plugins = providers_below(engine)
         pid = engine if victim == "engine" or not plugins else plugins[0]
     alive = run.poll() is None
     if alive:
@@ -46,13 +44,6 @@ def kill(parked: Parked, command: str, victim: str, delay_s: float) -> bool:
             alive = False
     run.communicate(timeout=120)
     return alive
-
-
-def _words(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 @pytest.mark.campaign

@@ -6,12 +6,13 @@ what the engine keeps: no value that is None, numbers as floats, ``__provider`` 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,9 +40,12 @@ class Servicer:
         config: Key of a stack file to its value, secrets included, as the engine hands it to ``Configure``.
         programs: Folder that comes first on its ``PATH``.
         home: Its home folder.
+        words: What Python runs to start it.
     """
 
-    def __init__(self, config: Mapping[str, Any], programs: Path, home: Path) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], programs: Path, home: Path, words: Sequence[str] = ("-m", "pulumi.dynamic")
+    ) -> None:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PULUMI_", "PYTHON"))},
             "PULUMI_PROJECT": "spark-vllm",
@@ -50,7 +54,7 @@ class Servicer:
         }
         self._log = (home / "servicer.log").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "pulumi.dynamic"],
+            [sys.executable, "-u", *words],
             cwd=PROJECT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -80,9 +84,14 @@ class Servicer:
             self._process.stdout.close()
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        """The process that was started, which leads a session."""
+        return self._process.pid
+
     def kill(self) -> None:
         """End it and everything that it started, as a killed ``pulumi up`` does."""
-        if self._process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=TIMEOUT_S)
 

@@ -1,6 +1,11 @@
-"""A program without nodes: a step, a rank that restarts when its setting changes, and the settings that are kept."""
+"""A program without nodes: a step, a rank that restarts when its setting changes, and the settings that are kept.
+
+It looks around first, as long as the file ``look`` says.
+"""
 
 import os
+import time
+from pathlib import Path
 
 import pulumi
 from pulumi.runtime.config import CONFIG
@@ -15,6 +20,10 @@ values = {key.removeprefix(prefix): value for key, value in CONFIG.get().items()
 settings = read_settings(raw_configuration(values.get))
 serving = settings.groups["main"].serving
 folder = os.environ["PARKING_FOLDER"]
+look = Path(folder, "look")
+if look.is_file():
+    Path(folder, "looking").touch()
+    time.sleep(float(look.read_text()))
 step = Parking("step", folder=folder, mark=str(serving.max_num_seqs))
 group = pulumi.ComponentResource("spark:cluster:VllmRayCluster", "main")  # what is in it restarts serving
 rank = Restarting(
