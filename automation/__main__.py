@@ -64,9 +64,7 @@ COMMANDS = (
     sudoers,
     adopt,
 )
-"""Each adds its parsers, and sets ``run``: called with the options, it returns the exit status. One that sets
-``refused`` exits with that where what was asked cannot be done; it is 2 otherwise."""
-REFUSED = 2
+"""Each adds its parsers, and sets ``run``: called with the options, it returns the exit status."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,14 +92,14 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except SparkError as error:
-        if getattr(options, "json", False) and hasattr(options, "refused"):
-            print(failure(options.command, getattr(options, "stack", None) or "", error).model_dump_json(indent=2))
-        print(redacted(error.render()), file=sys.stderr)
-        code = getattr(options, "refused", REFUSED)
-        return int(error.code if isinstance(error, CommandEnd) else code)
+        early = error
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return Exit.INTERRUPTED
+        early = CommandEnd(Exit.INTERRUPTED, "interrupted")
+    report = failure(options.command, getattr(options, "stack", None) or "", early)
+    if options.json:
+        print(report.model_dump_json(indent=2))
+    print(redacted(early.render()), file=sys.stderr)
+    return report.exit_code
 
 
 if __name__ == "__main__":

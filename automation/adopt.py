@@ -20,6 +20,7 @@ from typing import Any
 
 from automation.engine import pulumi, pulumi_json
 from automation.events import CONTAINER, GROUP
+from automation.exit_codes import Exit
 from automation.reports import AdoptReport
 from automation.stack_file import add_stack_argument, open_stack_file
 from providers.connections import Run
@@ -71,12 +72,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         names = {planned.urn: planned.name for planned in planned_containers(plan)}
         adopted = {names[urn]: found for urn, found in ids.items()}
-        print(AdoptReport(stack=options.stack, adopted=adopted).model_dump_json(indent=2))
-        return 0
+        report = AdoptReport(command="adopt", stack=options.stack, exit_code=Exit.DONE, adopted=adopted)
+        print(report.model_dump_json(indent=2))
+        return Exit.DONE
     print(
         f"{len(ids)} containers are in the state of {options.stack} now; `pulumi up` does the rest, without a restart"
     )
-    return 0
+    return Exit.DONE
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--concurrency", type=_positive, action="append", metavar="N", help="requests at a time; repeatable"
     )
     parser.add_argument("--no-keep", action="store_true", help="do not keep the figures; the state stays as it is")
-    parser.set_defaults(run=run, refused=Exit.FAILED)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

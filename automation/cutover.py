@@ -33,7 +33,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     frame.add_arguments(parser)
     parser.add_argument("--yes", action="store_true", help="stop the containers without asking")
-    parser.set_defaults(run=cutover, refused=Exit.FAILED)
+    parser.set_defaults(run=cutover)
 
 
 def cutover(options: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     frame.add_arguments(parser, runs=False)
     parser.add_argument("--bundle", metavar="FILE", help="write a .tar.gz with everything that was seen")
-    parser.set_defaults(run=run, refused=Exit.FAILED)
+    parser.set_defaults(run=run)
 
 
 class Visit:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from automation.engine import pulumi_json
+from automation.exit_codes import Exit
 from automation.group_nodes import open_nodes
 from automation.reports import GcReport, ItemReport
 from automation.stack_file import add_stack_argument, open_stack_file
@@ -43,18 +44,21 @@ def run(options: argparse.Namespace) -> int:
     unused = [item for item in items if not item.used_by]
     if options.json:
         freed = _free(nodes, unused, sys.stderr) if options.yes else []
-        print(GcReport(stack=options.stack, items=_told(items), freed=_told(freed)).model_dump_json(indent=2))
-        return 0
+        report = GcReport(
+            command="gc", stack=options.stack, exit_code=Exit.DONE, items=_told(items), freed=_told(freed)
+        )
+        print(report.model_dump_json(indent=2))
+        return Exit.DONE
     print(table(items))
     if not unused:
         print("nothing to free")
-        return 0
+        return Exit.DONE
     total = sum(item.size for item in unused) / 1e9
     if not options.yes and not _agreed(f"free {len(unused)} of these, {total:.2f} GB?"):
         print(f"nothing was freed; `python -m automation gc --stack {options.stack} --yes` frees {total:.2f} GB")
-        return 0
+        return Exit.DONE
     _free(nodes, unused, sys.stdout)
-    return 0
+    return Exit.DONE
 
 
 def used_by_state(state: Mapping[str, Any]) -> tuple[set[str], set[str]]:

@@ -30,13 +30,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     history = commands.add_parser("history", help="list the updates of a stack, newest first", description=__doc__)
     frame.add_arguments(history, runs=False)
     history.add_argument("--limit", type=int, default=20, help="how many; by default 20")
-    history.set_defaults(run=show_history, refused=Exit.FAILED)
+    history.set_defaults(run=show_history)
     stacks = commands.add_parser("stacks", help="list, create and select stacks", description=__doc__)
     stacks.add_argument("--json", action="store_true", help="print the result as JSON (docs/schemas/)")
     chosen = stacks.add_mutually_exclusive_group()
     chosen.add_argument("--create", metavar="NAME", help="make a stack; its file Pulumi.NAME.yaml stays as it is")
     chosen.add_argument("--select", metavar="NAME", help="make it the stack of commands without --stack")
-    stacks.set_defaults(run=show_stacks, refused=Exit.FAILED, stack=None)
+    stacks.set_defaults(run=show_stacks, stack=None)
 
 
 def updates_of(stack: str, limit: int | None = None) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--ssh-config", metavar="FILE", help="ssh configuration to use instead of ~/.ssh/config")
     parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/schemas/); never asks")
     add_arguments(parser)
-    parser.set_defaults(run=init, refused=Exit.FAILED)
+    parser.set_defaults(run=init)
 
 
 def init(options: argparse.Namespace) -> int:

@@ -41,7 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     ):
         parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         frame.add_arguments(parser)
-        parser.set_defaults(run=do, refused=Exit.FAILED)
+        parser.set_defaults(run=do)
     parser = commands.add_parser(
         "maintenance",
         help="stop the group, upgrade and reboot one node, check it against the others, start again",
@@ -53,7 +53,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--upgrade", metavar="COMMAND", help="run this on the node, by bash, as the deploy user")
     parser.add_argument("--sudo", action="store_true", help="run the upgrade as root")
     parser.add_argument("--reboot", action="store_true", help="reboot the node after the upgrade; needs root")
-    parser.set_defaults(run=maintenance, refused=Exit.FAILED)
+    parser.set_defaults(run=maintenance)
 
 
 class Steps:

@@ -70,7 +70,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--since", type=seconds_of, metavar="TIME", help="only the last so much, such as 10m")
     parser.add_argument("--until", type=seconds_of, metavar="TIME", help="only what is older than this")
     parser.add_argument("--lines", type=int, default=DEFAULT_LINES, help="at most so many of each rank and generation")
-    parser.set_defaults(run=run, refused=Exit.FAILED)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

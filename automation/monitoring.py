@@ -43,7 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     frame.add_arguments(parser, runs=False)
     parser.add_argument("--output", metavar="FOLDER", type=Path, help="write the files there instead")
-    parser.set_defaults(run=run, refused=Exit.FAILED)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from automation.reports import PinHostsReport
+from automation.reports import PinHostsReport, PinnedNode
 from automation.stack_file import StackFile, add_stack_argument, open_stack_file
 from spark_core.errors import SparkError, UnreachableError
 from spark_core.settings import NodeSettings, Settings
@@ -24,8 +24,7 @@ from spark_core.transport.keys import fingerprint
 PINNED, SILENT, DIFFERS, DECLINED = 0, 1, 3, 4
 _EPILOG = f"""exit status:
   {PINNED}  every node is pinned to the key that it shows
-  {SILENT}  a node did not show a key
-  2  the stack's file cannot be used
+  {SILENT}  a node did not show a key, or the stack's file cannot be used
   {DIFFERS}  a node shows another key than the pinned one, and --replace does not name it
   {DECLINED}  pins are missing, and writing them was not agreed to
   64 the command line is wrong
@@ -93,15 +92,17 @@ def run(options: argparse.Namespace) -> int:
     if agreed:
         file.write(file.with_host_keys(wanted))
     written = list(wanted) if agreed else []
+    if any(one.state == "different" and one.node.name not in written for one in shown):
+        code = DIFFERS
+    elif any(one.state == "silent" for one in shown):
+        code = SILENT
+    else:
+        code = DECLINED if wanted and not agreed else PINNED
     if options.json:
-        print(PinHostsReport.model_validate(_report(file, shown, written)).model_dump_json(indent=2))
+        print(_report(file, shown, written, code).model_dump_json(indent=2))
     elif agreed:
         print(f"pinned {', '.join(written)} in {file.path}")
-    if any(one.state == "different" and one.node.name not in written for one in shown):
-        return DIFFERS
-    if any(one.state == "silent" for one in shown):
-        return SILENT
-    return DECLINED if wanted and not agreed else PINNED
+    return code
 
 
 def look(settings: Settings, replaced: Sequence[str] = ()) -> list[Shown]:
@@ -185,21 +186,19 @@ def _agreed(options: argparse.Namespace, file: StackFile, count: int) -> bool:
     )
 
 
-def _report(file: StackFile, shown: Sequence[Shown], written: Sequence[str]) -> dict[str, object]:
-    return {
-        "stack": file.stack,
-        "file": str(file.path),
-        "nodes": [
-            {
-                "name": one.node.name,
-                "address": one.node.management_address,
-                "state": one.state,
-                "type": one.key.kind if one.key else None,
-                "fingerprint": one.key.fingerprint if one.key else None,
-                "host_key": one.key.line if one.key else None,
-                "remark": one.remark,
-            }
-            for one in shown
-        ],
-        "written": list(written),
-    }
+def _report(file: StackFile, shown: Sequence[Shown], written: Sequence[str], code: int) -> PinHostsReport:
+    nodes = [
+        PinnedNode(
+            name=one.node.name,
+            address=one.node.management_address,
+            state=one.state,
+            type=one.key.kind if one.key else None,
+            fingerprint=one.key.fingerprint if one.key else None,
+            host_key=one.key.line if one.key else None,
+            remark=one.remark,
+        )
+        for one in shown
+    ]
+    return PinHostsReport(
+        command="pin-hosts", stack=file.stack, exit_code=code, file=str(file.path), nodes=nodes, written=list(written)
+    )

@@ -77,7 +77,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     frame.add_arguments(parser, runs=False)
     parser.add_argument("node", metavar="NODE", nargs="?", help="only this node")
     parser.add_argument("--output", metavar="FOLDER", type=Path, help="write NODE.sh files there instead")
-    parser.set_defaults(run=run, refused=Exit.FAILED)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="TIME",
         help=f"stop looking for drift after this long; by default {DEADLINE}",
     )
-    parser.set_defaults(run=run, refused=Exit.FAILED)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

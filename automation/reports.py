@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from automation.exit_codes import CommandEnd, Exit
 from automation.redaction import redacted
 from spark_core.errors import SparkError
+from spark_core.foreign_recipes.account import Verdict
+from spark_core.settings.recipe import Recipe
 
 
 class Document(BaseModel):
@@ -257,27 +259,24 @@ class PinnedNode(Document):
     remark: str
 
 
-class PinHostsReport(Document):
+class PinHostsReport(Report):
     """The host keys of a stack's nodes."""
 
-    stack: str
     file: str
     nodes: list[PinnedNode]
     written: list[str] = Field(description="names of the nodes whose pins were written")
 
 
-class SudoersReport(Document):
+class SudoersReport(Report):
     """What a node's sudoers need."""
 
-    stack: str
     node: str
     text: str = Field(description="a drop-in for /etc/sudoers.d")
 
 
-class AdoptReport(Document):
+class AdoptReport(Report):
     """The containers that were written into a state."""
 
-    stack: str
     adopted: dict[str, str] = Field(description="name of each container to Docker's id of it")
 
 
@@ -291,18 +290,16 @@ class ItemReport(Document):
     used_by: str = Field(description="who uses it; empty if nobody does")
 
 
-class GcReport(Document):
+class GcReport(Report):
     """What weights and images take on the nodes."""
 
-    stack: str
     items: list[ItemReport]
     freed: list[ItemReport]
 
 
-class StageReport(Document):
+class StageReport(Report):
     """What was brought for other settings."""
 
-    stack: str
     settings: str = Field(description="the file of the other settings")
     image_id: str
     revision: str = Field(description="of the weights; empty for a directory of the nodes")
@@ -310,11 +307,44 @@ class StageReport(Document):
     nodes: list[str]
 
 
-class VerifyReport(Document):
+class VerifyReport(Report):
     """Files of the weights that are not as they were verified."""
 
-    stack: str
     wrong: dict[str, list[str]] = Field(description="for each node, its wrong files, with what is wrong")
+
+
+class RecipeEntry(Document):
+    """A recipe."""
+
+    name: str
+    file: str
+    recipe: Recipe
+
+
+class RecipesReport(Report):
+    """The recipes that there are, or the one that was asked for."""
+
+    recipes: list[RecipeEntry]
+
+
+class PlaceReport(Document):
+    """What became of one place of another tool's file."""
+
+    place: str
+    verdict: Verdict
+    text: str = Field(description="of what is taken its meaning; of the rest why not")
+    setting: str = Field(description="the setting that it became; empty if it became none")
+
+
+class ImportRecipeReport(Report):
+    """A recipe file of another tool, as it was read."""
+
+    file: str
+    tool: str
+    places: list[PlaceReport]
+    recipe: Recipe | None = Field(description="null if it cannot be served here")
+    written: str | None = Field(description="the file that it was written to")
+    error: ErrorText | None = None
 
 
 def error_text(error: SparkError) -> ErrorText:

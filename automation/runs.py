@@ -33,7 +33,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             parser.add_argument("--markdown", action="store_true", help="print a summary for a pull request")
         if name == "destroy":
             parser.add_argument("--yes", action="store_true", help="do not ask")
-        parser.set_defaults(run=do, refused=Exit.FAILED)
+        parser.set_defaults(run=do)
 
 
 def preview(options: argparse.Namespace) -> int:

@@ -15,14 +15,15 @@ from automation.reports import (
     AdoptReport,
     CutoverReport,
     DoctorReport,
-    Document,
     FailureReport,
     GcReport,
     HistoryReport,
+    ImportRecipeReport,
     InitReport,
     LifecycleReport,
     LogsReport,
     PinHostsReport,
+    RecipesReport,
     RenderReport,
     Report,
     RunReport,
@@ -32,16 +33,6 @@ from automation.reports import (
     SudoersReport,
     VerifyReport,
 )
-
-OLDER: Mapping[str, type[Document]] = {
-    "pin-hosts": PinHostsReport,
-    "sudoers": SudoersReport,
-    "adopt": AdoptReport,
-    "gc": GcReport,
-    "stage": StageReport,
-    "verify": VerifyReport,
-}
-"""Of commands with exit statuses of their own; where they fail, they print no document."""
 
 REPORTS: Mapping[str, type[Report]] = {
     "preview": RunReport,
@@ -65,12 +56,20 @@ REPORTS: Mapping[str, type[Report]] = {
     "stacks": StacksReport,
     "cutover": CutoverReport,
     "init": InitReport,
+    "recipes": RecipesReport,
+    "import-recipe": ImportRecipeReport,
+    "stage": StageReport,
+    "gc": GcReport,
+    "verify": VerifyReport,
+    "pin-hosts": PinHostsReport,
+    "sudoers": SudoersReport,
+    "adopt": AdoptReport,
 }
 
 
 def schema_of(command: str) -> dict[str, Any]:
     """The schema of a command's output: its report, or why there is none."""
-    either: Any = OLDER[command] if command in OLDER else REPORTS[command] | FailureReport
+    either: Any = REPORTS[command] | FailureReport
     schema = TypeAdapter(either).json_schema(mode="serialization")
     title = f"`python -m automation {command} --json`"
     return {"$schema": GenerateJsonSchema.schema_dialect, "title": title, **schema}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from automation.exit_codes import Exit
 from automation.group_nodes import open_nodes
 from automation.recipe_edit import told, with_recipe
 from automation.reports import StageReport
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     report = bring_all(file)
     if options.json:
         print(report.model_dump_json(indent=2))
-        return 0
+        return Exit.DONE
     pinned = report.source
     print(f"staged: {_brought(report)} on {', '.join(report.nodes)}")
     if pinned != next(iter(file.settings().groups.values())).model.source:
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"to switch: use {options.settings}{' --drop-overrides' if options.drop_overrides else ''}")
     else:
         print(f"to switch: put {options.settings} in place of {present.path}, then up")
-    return 0
+    return Exit.DONE
 
 
 def bring_all(file: StackFile, check: Callable[[], None] = lambda: None) -> StageReport:
@@ -109,7 +110,9 @@ def bring_all(file: StackFile, check: Callable[[], None] = lambda: None) -> Stag
         staged = {"staged": revision, "staged_image": image.image_id}
         claim(transport, root, stack, group_name, staged, [image.image_id])
     return StageReport(
+        command="stage",
         stack=file.stack,
+        exit_code=Exit.DONE,
         settings=str(file.path),
         image_id=image.image_id,
         revision=revision,

@@ -35,7 +35,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Asks every rank, and compares the settings that served last with the file's; changes nothing.",
     )
     frame.add_arguments(parser, runs=False)
-    parser.set_defaults(run=run, refused=Exit.FAILED)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

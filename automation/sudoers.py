@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from automation.exit_codes import Exit
 from automation.reports import SudoersReport
 from automation.stack_file import add_stack_argument, open_stack_file
 from spark_core.errors import SparkError
@@ -32,7 +33,8 @@ def run(options: argparse.Namespace) -> int:
         raise SparkError(f"expected one of {', '.join(known)}, found {options.node!r}", where=f"{file.path} (nodes)")
     text = sudoers_text(settings, file.stack, known[options.node])
     if options.json:
-        print(SudoersReport(stack=file.stack, node=options.node, text=text).model_dump_json(indent=2))
+        report = SudoersReport(command="sudoers", stack=file.stack, exit_code=Exit.DONE, node=options.node, text=text)
+        print(report.model_dump_json(indent=2))
     else:
         print(text, end="")
-    return 0
+    return Exit.DONE

@@ -46,7 +46,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help=f"apply only what keeps serving up; exit status {Exit.MORE_NEEDED.value} if more is needed",
     )
     add_run_arguments(parser)
-    parser.set_defaults(run=up, refused=Exit.FAILED)
+    parser.set_defaults(run=up)
     back = commands.add_parser(
         "rollback",
         help="go back to the last settings that served",
@@ -55,7 +55,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     frame.add_arguments(back)
     back.add_argument("--yes", action="store_true", help="do not ask")
-    back.set_defaults(run=rollback, refused=Exit.FAILED)
+    back.set_defaults(run=rollback)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

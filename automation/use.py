@@ -26,7 +26,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, see `recipes`")
     add_drop_overrides(parser)
     up.add_run_arguments(parser)
-    parser.set_defaults(run=run, refused=Exit.FAILED, no_restart=False)
+    parser.set_defaults(run=run, no_restart=False)
 
 
 def add_drop_overrides(parser: argparse.ArgumentParser) -> None:

@@ -68,17 +68,19 @@ def run(options: argparse.Namespace) -> int:
     if recorded is None:
         raise SparkError("expected weights in the stack's state, found none", where="verify", do="run `up` first")
     wrong = differences({node: nodes.transport(node) for node in recorded.folders}, recorded)
+    code = Exit.DRIFT if any(wrong.values()) else Exit.DONE
     if options.json:
-        print(VerifyReport(stack=options.stack, wrong=wrong).model_dump_json(indent=2))
-        return Exit.DRIFT if any(wrong.values()) else Exit.DONE
+        report = VerifyReport(command="verify", stack=options.stack, exit_code=code, wrong=wrong)
+        print(report.model_dump_json(indent=2))
+        return code
     for node, lines in wrong.items():
         for line in lines:
             print(f"{node}: {line}")
-    if any(wrong.values()):
+    if code == Exit.DRIFT:
         print("`up` brings again what is wrong, from a node where it is right")
-        return Exit.DRIFT
-    print(f"all files are right on {', '.join(recorded.folders)}")
-    return Exit.DONE
+    else:
+        print(f"all files are right on {', '.join(recorded.folders)}")
+    return code
 
 
 def recorded_weights(state: Mapping[str, Any]) -> Recorded | None:

@@ -18,7 +18,7 @@ if str(PROJECT) not in sys.path:
 
 from automation.__main__ import build_parser  # noqa: E402
 from automation.exit_codes import MEANINGS  # noqa: E402
-from automation.schemas import OLDER, REPORTS, schema_of  # noqa: E402
+from automation.schemas import REPORTS, schema_of  # noqa: E402
 
 PAGE = PROJECT / "docs" / "automation.md"
 SCHEMAS = PROJECT / "docs" / "schemas"
@@ -39,7 +39,7 @@ How to use them: [Operate a deployment](how-to/automation.md).
 """
 
 NOTE = """
-`pin-hosts`, `sudoers` and `adopt` have statuses of their own, told by their `--help`.
+With `pin-hosts`, 1, 3 and 4 also say what became of the host keys; its `--help` has it.
 """
 
 
@@ -51,8 +51,7 @@ def page() -> str:
     os.environ["COLUMNS"] = WIDTH
     for name, parser in commands():
         lines += [f"## {name}", "", "```", parser.format_help().rstrip(), "```"]
-        if name in (*REPORTS, *OLDER):
-            lines += ["", f"`--json`: [schemas/{name}.json](schemas/{name}.json)"]
+        lines += ["", f"`--json`: [schemas/{name}.json](schemas/{name}.json)"]
         lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -66,7 +65,7 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 def files() -> Mapping[Path, str]:
     """Every generated file with its content."""
-    schemas = {SCHEMAS / f"{name}.json": json.dumps(schema_of(name), indent=2) + "\n" for name in (*REPORTS, *OLDER)}
+    schemas = {SCHEMAS / f"{name}.json": json.dumps(schema_of(name), indent=2) + "\n" for name in REPORTS}
     return {PAGE: page(), **schemas}
 
 

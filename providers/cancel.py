@@ -5,8 +5,8 @@ the operation to end, which for a model that loads can be an hour. Here the serv
 replaced by one that also sets a mark, and long operations look at the mark at points from which the next run goes on.
 Only the code object can be replaced: the running gRPC server holds the bound method already.
 
-An engine that is killed tells nobody, and the SDK's servicer then waits for ever. Here a thread notices: it sets the same
-mark, lets the operations in hand come to their end, since half of one is no state for a host, and ends the process.
+An engine that is killed tells nobody, and the SDK's servicer then waits for ever. Here a thread notices: it sets the
+same mark, lets what is in hand come to its end, since half of it is no state for a host, and ends the process.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def in_hand() -> Iterator[None]:
 def _end_with_engine(address: tuple[str, int]) -> None:
     """Wait until the engine is gone, then until no operation is in hand, and end.
 
-    The engine holds the other end of our standard input, and the kernel closes it with it. Should an engine do so while
-    it lives, its address still answers. There is a shell between the engine and us, so its being our parent tells nothing.
+    The engine holds the other end of our standard input, and the kernel closes that when it dies. Should an engine
+    close it while it lives, its address still answers. Our parent tells nothing: it is a shell, which waits for us.
     """
     with contextlib.suppress(OSError):
         while os.read(0, 4096):

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from automation.__main__ import main
+from automation.schemas import schema_of
 from spark_core.transport.keys import fingerprint
 from tests.config_cases import load_base
 from tests.fake_ssh import FakeSsh
@@ -148,7 +150,8 @@ def test_json_says_everything_and_what_was_written(
     ssh.kill("spark-b")
     assert pin("--json", "--yes") == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["stack"], told["file"], told["written"]) == ("t", str(file), [])
+    jsonschema.validate(told, schema_of("pin-hosts"))
+    assert (told["stack"], told["file"], told["written"], told["exit_code"]) == ("t", str(file), [], 1)
     assert told["nodes"][0] == {
         "name": "spark-a",
         "address": "spark-a",
@@ -183,13 +186,13 @@ def test_a_node_behind_one_that_shows_another_key_is_not_asked(
 
 @pytest.mark.usefixtures("ssh")
 def test_what_cannot_be_done_is_told_in_words(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert pin() == 2
+    assert pin() == 1
     assert f"{file}: expected the file of the stack t, found: No such file or directory" in capsys.readouterr().err
     write(file, spark_b={"usr": "x"})
-    assert pin() == 2
+    assert pin() == 1
     assert "nodes[1].usr: found an unknown key" in capsys.readouterr().err
     write(file)
-    assert pin("--replace", "spark-z") == 2
+    assert pin("--replace", "spark-z") == 1
     assert "--replace: expected names of nodes, found spark-z" in capsys.readouterr().err
 
 
@@ -208,5 +211,5 @@ def test_the_sudoers_lines_of_a_node_are_printed_and_an_unknown_one_is_refused(
     write(file)
     assert main(["sudoers", "--stack", "t", "spark-a"]) == 0
     assert capsys.readouterr().out.startswith("# spark-vllm: what aurora may run as root on spark-a for the stack t.")
-    assert main(["sudoers", "--stack", "t", "spark-z"]) == 2
+    assert main(["sudoers", "--stack", "t", "spark-z"]) == 1
     assert f"{file} (nodes): expected one of spark-a, spark-b, found 'spark-z'" in capsys.readouterr().err

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -16,6 +18,7 @@ from automation.__main__ import main
 from automation.exit_codes import CommandEnd, Exit
 from automation.recipe_edit import told, with_recipe
 from automation.reports import StageReport
+from automation.schemas import schema_of
 from automation.stack_file import CONFIG_FILE_VARIABLE, PROJECT, StackFile
 from spark_core.errors import SparkError
 from spark_core.settings.recipe import load_recipe, recipe_files
@@ -232,7 +235,14 @@ def test_stage_takes_a_recipe_as_it_takes_a_file(
     def bring(other: StackFile) -> Any:
         staged.append(other)
         return StageReport(
-            stack="spark", settings="x", image_id="sha256:1", revision="a", source="hf://c/d@a", nodes=["spark-a"]
+            command="stage",
+            stack="spark",
+            exit_code=Exit.DONE,
+            settings="x",
+            image_id="sha256:1",
+            revision="a",
+            source="hf://c/d@a",
+            nodes=["spark-a"],
         )
 
     monkeypatch.setattr(stage, "bring_all", bring)
@@ -243,12 +253,15 @@ def test_stage_takes_a_recipe_as_it_takes_a_file(
     assert f"to switch: use {RECIPE} --drop-overrides" in said.out
     assert "pin it before the switch" in said.out
     assert f"the recipe {RECIPE}" in said.err
+    report = printed("stage", "--stack", "spark", RECIPE, code=Exit.DONE, capsys=capsys)
+    assert report["nodes"] == ["spark-a"]
+    staged.clear()
     other = file.with_name("other.yaml")
     other.write_text(BASE.replace("32768", "1024"))
     assert main(["stage", "--stack", "spark", str(other)]) == 0
-    assert staged[1].settings().groups["main"].serving.max_model_len == 1024
+    assert staged[0].settings().groups["main"].serving.max_model_len == 1024
     assert f"to switch: put {other} in place of {file}, then up" in capsys.readouterr().out
-    assert main(["stage", "--stack", "spark", "no-such-recipe"]) == 2
+    assert main(["stage", "--stack", "spark", "no-such-recipe"]) == Exit.FAILED
 
 
 def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,8 +273,45 @@ def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
     recipe = load_recipe(RECIPE)
     assert all(text in shown for text in recipe.why.values())
     assert "not run by this project on real Sparks" in shown
-    assert main(["recipes", "qwen3.5-122b"]) == 2
+    assert main(["recipes", "qwen3.5-122b"]) == Exit.FAILED
     assert "did you mean" in capsys.readouterr().err
+
+
+def printed(command: str, *words: str, code: Exit, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a command prints with --json, which fits its schema."""
+    assert main([command, *words, "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    jsonschema.validate(report, schema_of(command))
+    assert report["exit_code"] == code
+    return report
+
+
+def test_recipes_are_documents_too(capsys: pytest.CaptureFixture[str]) -> None:
+    all_of_them = printed("recipes", code=Exit.DONE, capsys=capsys)["recipes"]
+    assert [entry["name"] for entry in all_of_them] == list(recipe_files())
+    [one] = printed("recipes", RECIPE, code=Exit.DONE, capsys=capsys)["recipes"]
+    assert (one["file"], one["recipe"]["why"]) == (f"recipes/{RECIPE}.yaml", dict(load_recipe(RECIPE).why))
+    none = printed("recipes", "qwen3.5-122b", code=Exit.FAILED, capsys=capsys)
+    assert "did you mean" in none["error"]["what"]
+
+
+def test_an_import_is_a_document_too_also_of_what_cannot_be_served(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(FOREIGN / "eugr-cluster.yaml")
+    read = printed("import-recipe", source, code=Exit.DONE, capsys=capsys)
+    assert (read["written"], read["error"], read["recipe"]["nodes"]) == (None, None, 2)
+    assert {"taken", "left out"} <= {place["verdict"] for place in read["places"]}
+    assert not (own / "own").exists()
+    kept = printed("import-recipe", source, "--as", "mine", code=Exit.DONE, capsys=capsys)
+    assert kept["written"] == "recipes/own/mine.yaml" and (own / "own" / "mine.yaml").is_file()
+    again = printed("import-recipe", source, "--as", "mine", code=Exit.FAILED, capsys=capsys)
+    assert again["written"] is None and "found that of recipes/own/mine.yaml" in again["error"]["what"]
+    other = printed("import-recipe", str(FOREIGN / "sparkrun-sglang.yaml"), code=Exit.FAILED, capsys=capsys)
+    assert other["recipe"] is None and "another server than vLLM" in other["error"]["what"]
+    assert any(place["place"] == "runtime" for place in other["places"])
+    none = printed("import-recipe", "/no/such/file", code=Exit.FAILED, capsys=capsys)
+    assert none["error"]["where"] == "/no/such/file"
 
 
 @pytest.mark.parametrize("name", ["eugr-cluster.yaml", "sparkrun-template.yaml", "shell.yaml", "api-server.yaml"])
@@ -290,16 +340,16 @@ def test_nothing_is_written_without_a_name_or_over_a_recipe(own: Path, capsys: p
         ("../x", "expected a name of small letters"),
         ("Up", "expected a name"),
     ):
-        assert main(["import-recipe", source, "--as", name]) == 2
+        assert main(["import-recipe", source, "--as", name]) == Exit.FAILED
         assert says in capsys.readouterr().err
     assert not (own / "own").exists()
     assert main(["import-recipe", source, "--as", "mine"]) == 0
-    assert main(["import-recipe", source, "--as", "mine"]) == 2
+    assert main(["import-recipe", source, "--as", "mine"]) == Exit.FAILED
     assert "found that of recipes/own/mine.yaml" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_served_is_told_with_its_account(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import-recipe", str(FOREIGN / "sparkrun-sglang.yaml"), "--as", "mine"]) == 2
+    assert main(["import-recipe", str(FOREIGN / "sparkrun-sglang.yaml"), "--as", "mine"]) == Exit.FAILED
     said = capsys.readouterr()
     assert "runtime: another server than vLLM" in said.out
     assert "expected a recipe for vLLM, found: it is for another server than vLLM" in said.err
@@ -313,5 +363,5 @@ def test_a_file_that_is_no_recipe_is_told_in_one_line(
     path = tmp_path / "x.yaml"
     if content is not None:
         path.write_bytes(content)
-    assert main(["import-recipe", str(path)]) == 2
+    assert main(["import-recipe", str(path)]) == Exit.FAILED
     assert capsys.readouterr().err.count("\n") == 1
