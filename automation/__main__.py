@@ -36,7 +36,8 @@ from automation import (
     verify,
 )
 from automation.exit_codes import CommandEnd, Exit
-from automation.redaction import redacted
+from automation.group_nodes import secrets_of_environment
+from automation.redaction import learn, redacted
 from automation.reports import failure
 from spark_core.errors import SparkError
 
@@ -88,6 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     given = list(sys.argv[1:] if words is None else words)
     options = build_parser().parse_args(given)
+    learn(secrets_of_environment())
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)

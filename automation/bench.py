@@ -16,7 +16,7 @@ from automation.bench_report import BenchReport, ComparisonReport, FigureReport,
 from automation.engine import pulumi, pulumi_json
 from automation.exit_codes import CommandEnd, Exit
 from automation.good_settings import TYPE, Good, good_settings, record_of_file
-from automation.group_nodes import GroupNodes, open_nodes
+from automation.group_nodes import GroupNodes, learn_secrets, open_nodes
 from automation.progress import duration
 from automation.session import Session, session
 from automation.status import group_state
@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
     with session(options) as here:
         here.require_free()
         nodes = open_nodes(here.file)
+        learn_secrets(here.file)
         kept = good_settings(_state(here.stack))
         good = require_serving(here, nodes, kept)
         speeds = _measured(here, nodes, options.concurrency or CONCURRENCIES, good.image_id, options.deadline)

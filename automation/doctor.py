@@ -15,11 +15,11 @@ from typing import Any
 from automation import session as frame
 from automation.engine import pulumi, pulumi_json
 from automation.exit_codes import Exit
-from automation.group_nodes import GroupNodes, open_nodes
+from automation.group_nodes import GroupNodes, learn_secrets, open_nodes
 from automation.history import updates_of
 from automation.locks import locks_of
 from automation.logs import Wanted, as_text, lines_of
-from automation.redaction import REPLACEMENT, learn, redacted
+from automation.redaction import REPLACEMENT, redacted
 from automation.reports import CheckReport, DoctorReport, FindingReport
 from automation.session import chosen_stack
 from automation.stack_file import StackFile, open_stack_file
@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     visit.files[f"{file.path.name}"] = file.text
     if visit.check("settings", lambda: f"{len(file.settings().nodes)} nodes"):
         nodes = open_nodes(file)
+        learn_secrets(file)
         visit.check("state", lambda: _state(visit, stack))
         visit.check("lock", lambda: _lock(file))
         visit.check("history", lambda: _history(visit, stack))
@@ -181,7 +182,6 @@ def _group(visit: Visit, file: StackFile, nodes: GroupNodes) -> str:
 
 def _completion(nodes: GroupNodes, stack: str) -> str:
     outputs = pulumi_json("stack", "output", "-s", stack, "--json", "--show-secrets")
-    learn([outputs.get("api_key")])
     if not outputs.get("endpoint"):
         raise SparkError("expected an endpoint, found none: the stack was never up")
     if wanted_state(nodes.rank(0)) == "stopped":

@@ -7,8 +7,8 @@ import argparse
 from automation import session as frame
 from automation.exit_codes import Exit
 from automation.group_nodes import open_nodes
-from automation.redaction import learn
-from automation.reports import ErrorText, FindingReport, RunReport
+from automation.redaction import learn, redacted
+from automation.reports import FindingReport, RunReport, error_text
 from automation.session import Session, finish, session
 from spark_core.errors import SparkError
 from spark_core.findings import KINDS
@@ -69,8 +69,8 @@ def with_canary(here: Session, report: RunReport) -> RunReport:
             str(outputs["endpoint"]), str(outputs["model"]), key, timeout_s=nodes.group.serving.canary_timeout_s
         )
     except SparkError as error:
-        text = ErrorText(what=error.what, where=error.where, do=error.do, evidence=list(error.evidence))
-        found = FindingReport(severity="fail", text=error.render())
-        return report.model_copy(update={"exit_code": Exit.DRIFT, "findings": [*report.findings, found], "error": text})
+        found = FindingReport(severity="fail", text=redacted(error.render()))
+        ended = {"exit_code": Exit.DRIFT, "findings": [*report.findings, found], "error": error_text(error)}
+        return report.model_copy(update=ended)
     here.progress.say(f"{outputs['endpoint']}: a completion came back in {done.seconds:.1f} s")
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,8 +82,23 @@ def open_nodes(file: StackFile, *, secrets: bool = False) -> GroupNodes:
     encrypted = [key for key in SECRET_KEYS if isinstance(raw.get(key), dict)]
     plain = _decrypted(file, encrypted) if secrets and encrypted else {}
     run = Run({**raw, **plain})
-    learn([*plain.values(), _read(run.settings.ssh.sudo_password_file), *secrets_of_environment()])
+    files = (run.settings.ssh.sudo_password_file, run.settings.hub.token_file)
+    learn(
+        [*plain.values(), *(value for key in SECRET_KEYS if isinstance(value := raw.get(key), str)), *map(_read, files)]
+    )
     return GroupNodes(file.stack.rsplit("/", 1)[-1], run, next(iter(run.settings.groups)))
+
+
+def learn_secrets(file: StackFile) -> None:
+    """Know the secrets of a stack by value, for a command that shows what nodes say.
+
+    What cannot be decrypted here, such as without the passphrase, stays known by its form only.
+    """
+    encrypted = [key for key, value in file.raw().items() if key in SECRET_KEYS and isinstance(value, dict)]
+    with contextlib.suppress(SparkError):
+        learn(_decrypted(file, encrypted).values() if encrypted else ())
+    with contextlib.suppress(SparkError):
+        learn([pulumi_json("stack", "output", "-s", file.stack, "--json", "--show-secrets").get("api_key")])
 
 
 def errors_of(found: Sequence[object]) -> list[SparkError]:
@@ -92,7 +108,7 @@ def errors_of(found: Sequence[object]) -> list[SparkError]:
 
 def secrets_of_environment() -> list[str | None]:
     """Values of this process's environment that are never to be shown."""
-    names = ("TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "API_KEY")
+    names = ("TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "API_KEY", "ACCESS_KEY")
     values = [value for name, value in os.environ.items() if name.endswith(names)]
     return [*values, _read(os.environ.get("PULUMI_CONFIG_PASSPHRASE_FILE"))]
 

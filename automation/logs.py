@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from automation import session as frame
 from automation.exit_codes import Exit
-from automation.group_nodes import GroupNodes, errors_of, open_nodes
+from automation.group_nodes import GroupNodes, errors_of, learn_secrets, open_nodes
 from automation.redaction import redacted
 from automation.reports import LogLine, LogsReport
 from automation.session import chosen_stack, seconds_of
@@ -79,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
         raise SparkError(f"expected a number, last or all, found {options.generation!r}", where="--generation")
     file = open_stack_file(chosen_stack(options))
     nodes = open_nodes(file)
+    learn_secrets(file)
     ranks = options.rank if options.rank is not None else list(range(len(nodes.group.nodes)))
     unknown = [rank for rank in ranks if not 0 <= rank < len(nodes.group.nodes)]
     if unknown:

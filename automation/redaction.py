@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from collections.abc import Iterable
 
@@ -13,7 +15,7 @@ _FORMS = (
     re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
     re.compile(
-        r"(?i)(?<![\w/.-])((?:\w*(?:password|passphrase|secret|token|api[_-]?key))[\"']?\s*[=:]\s*[\"']?)[^\s\"',;}\]]{4,}"
+        r"(?i)(?<![\w/.-])((?:\w*(?:password|passphrase|secret|token|api[_-]?key))[\"']?\s*[=:]\s*\[?[\"']?)[^\s\"',;}\]]{4,}"
     ),
     re.compile(r"(?<=\bv1:)[A-Za-z0-9+/=]{8,}:[A-Za-z0-9+/=:]{8,}"),
 )
@@ -21,8 +23,10 @@ _known: set[str] = set()
 
 
 def learn(secrets: Iterable[str | None]) -> None:
-    """Take these values out from now on; what is too short to be one is left."""
-    _known.update(secret for secret in secrets if secret and len(secret) >= 6)
+    """Take these values out from now on, also as JSON and HTML write them; what is too short to be one is left."""
+    for secret in secrets:
+        if secret and len(secret) >= 6:
+            _known.update((secret, json.dumps(secret)[1:-1], html.escape(secret)))
 
 
 def redacted(text: str) -> str:

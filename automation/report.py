@@ -14,7 +14,7 @@ from automation.deployment_report import DeploymentReport, DriftPart
 from automation.deployment_view import gather
 from automation.drift import judged
 from automation.exit_codes import CommandEnd, Exit
-from automation.group_nodes import open_nodes
+from automation.group_nodes import learn_secrets, open_nodes
 from automation.page import page
 from automation.reports import RunReport
 from automation.session import chosen_stack, seconds_of, session
@@ -52,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
     file = open_stack_file(stack)
     options.stack = stack
     look: Callable[[], DriftPart] | None = None if options.no_drift else lambda: _drift(options)
-    report = gather(file, open_nodes(file), look)
+    nodes = open_nodes(file)
+    learn_secrets(file)
+    report = gather(file, nodes, look)
     if options.output or not options.json:
         path = options.output or Path(f"report-{stack.rsplit('/', 1)[-1]}.html")
         write_page(path, report)

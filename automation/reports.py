@@ -350,7 +350,7 @@ class ImportRecipeReport(Report):
 def error_text(error: SparkError) -> ErrorText:
     """An error as a report has it."""
     evidence = [redacted(line) for line in error.evidence]
-    return ErrorText(what=redacted(error.what), where=error.where, do=redacted(error.do), evidence=evidence)
+    return ErrorText(what=redacted(error.what), where=redacted(error.where), do=redacted(error.do), evidence=evidence)
 
 
 def failure(command: str, stack: str, error: SparkError) -> FailureReport:

@@ -12,7 +12,7 @@ from automation import session as frame
 from automation.engine import pulumi_json
 from automation.exit_codes import Exit
 from automation.good_settings import good_settings
-from automation.group_nodes import GroupNodes, open_nodes
+from automation.group_nodes import GroupNodes, learn_secrets, open_nodes
 from automation.history import update_of, updates_of
 from automation.locks import locks_of
 from automation.progress import duration
@@ -41,7 +41,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Ask and tell."""
     file = open_stack_file(chosen_stack(options))
-    report = status_of(file, open_nodes(file))
+    nodes = open_nodes(file)
+    learn_secrets(file)
+    report = status_of(file, nodes)
     print(report.model_dump_json(indent=2) if options.json else told(report))
     return report.exit_code
 

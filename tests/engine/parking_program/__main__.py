@@ -1,6 +1,6 @@
 """A program without nodes: a step, a rank that restarts when its setting changes, and the settings that are kept.
 
-It looks around first, as long as the file ``look`` says.
+It looks around first, as long as the file ``look`` says. What is in the file ``leak`` is told by it and its resources.
 """
 
 import os
@@ -20,6 +20,9 @@ values = {key.removeprefix(prefix): value for key, value in CONFIG.get().items()
 settings = read_settings(raw_configuration(values.get))
 serving = settings.groups["main"].serving
 folder = os.environ["PARKING_FOLDER"]
+leak = Path(folder, "leak")
+if leak.is_file():
+    pulumi.log.warn(leak.read_text())
 look = Path(folder, "look")
 if look.is_file():
     Path(folder, "looking").touch()
@@ -31,3 +34,6 @@ rank = Restarting(
 )
 keep_good_settings("good-settings", settings, "sha256:1", "abc", "serving", pulumi.ResourceOptions(depends_on=rank))
 pulumi.export("model", "none")
+if "api_key" in values:
+    pulumi.export("endpoint", "http://127.0.0.1:9/v1")
+    pulumi.export("api_key", pulumi.Output.secret(values["api_key"]))
