@@ -60,8 +60,10 @@ def kill_engine(servicer: Servicer) -> None:
 
 def test_a_provider_that_waits_for_work_ends_with_its_engine(servicer: Servicer) -> None:
     Managed(servicer, ParkingProvider()).check({"folder": "/nowhere", "mark": "1", "name": "step"})
+    before = time.monotonic()
     kill_engine(servicer)
     wait_until(lambda: not processes(servicer), SOON_S)
+    assert time.monotonic() - before < SOON_S
 
 
 def test_an_operation_that_looks_for_ctrl_c_is_parked_when_the_engine_is_gone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import jsonschema
 import pytest
@@ -46,9 +47,12 @@ def test_whoever_interrupts_a_command_gets_a_document_too(
     assert (report["exit_code"], report["error"]["what"]) == (Exit.INTERRUPTED, "interrupted")
 
 
-def test_every_status_has_a_meaning() -> None:
+def test_every_status_has_a_meaning_and_a_test_with_the_real_engine() -> None:
     assert set(MEANINGS) == set(Exit)
     assert build_parser().format_help()
+    text = (reference.PROJECT / "tests" / "engine" / "test_automation.py").read_text()
+    shown = set(re.findall(r"\bExit\.(\w+)", text))
+    assert shown == {code.name for code in Exit}
 
 
 @pytest.mark.parametrize("command", sorted(REPORTS))
