@@ -82,11 +82,18 @@ def open_nodes(file: StackFile, *, secrets: bool = False) -> GroupNodes:
     encrypted = [key for key in SECRET_KEYS if isinstance(raw.get(key), dict)]
     plain = _decrypted(file, encrypted) if secrets and encrypted else {}
     run = Run({**raw, **plain})
-    files = (run.settings.ssh.sudo_password_file, run.settings.hub.token_file)
-    learn(
-        [*plain.values(), *(value for key in SECRET_KEYS if isinstance(value := raw.get(key), str)), *map(_read, files)]
-    )
+    learn(plain.values())
+    learn_files(file)
     return GroupNodes(file.stack.rsplit("/", 1)[-1], run, next(iter(run.settings.groups)))
+
+
+def learn_files(file: StackFile) -> None:
+    """Know the secrets that lie in files which a stack names, and those that somebody left in clear in its own."""
+    raw = file.raw()
+    places = (("ssh", "sudo_password_file"), ("hub", "token_file"))
+    named = [part.get(key) for name, key in places if isinstance(part := raw.get(name), dict)]
+    learn(_read(path) for path in named if isinstance(path, str))
+    learn(value for key in SECRET_KEYS if isinstance(value := raw.get(key), str))
 
 
 def learn_secrets(file: StackFile) -> None:

@@ -10,9 +10,8 @@ def markdown(report: RunReport) -> str:
     """The summary of a preview."""
     lines = [f"### Preview of `{report.stack}`: {_verdict(report)}", ""]
     if report.error is not None:
-        lines += ["```", report.error.what]
-        lines += [f"do: {report.error.do}"] if report.error.do else []
-        lines += [*report.error.evidence, "```", ""]
+        told = [report.error.what, *([f"do: {report.error.do}"] if report.error.do else []), *report.error.evidence]
+        lines += ["```", *(line.replace("```", "'" * 3) for line in told), "```", ""]
     if report.restarts:
         time = f"about {duration(report.downtime_s)}, as last time" if report.downtime_s else "not measured yet"
         lines += [f"**Serving restarts** ({_listed(report.restarts)}). Expected time without serving: {time}.", ""]

@@ -17,6 +17,7 @@ from automation.engine import pulumi
 from automation.engine_run import Engine, EngineError, open_stack
 from automation.events import Recorder, Told
 from automation.exit_codes import CommandEnd, Exit
+from automation.group_nodes import learn_files
 from automation.locks import locks_told, refusal, require_free
 from automation.progress import Progress, duration
 from automation.redaction import redacted
@@ -241,6 +242,7 @@ def session(options: argparse.Namespace) -> Iterator[Session]:
     """Open a command's session; Ctrl-C is taken in two stages while it lasts."""
     name = chosen_stack(options)
     file = open_stack_file(name)
+    learn_files(file)
     progress = Progress()
     stopper = Stopper(getattr(options, "deadline", None), progress.say)
     engine = Engine(stopper, progress.tick)
