@@ -33,6 +33,10 @@ _WAITS_FOR_BOOT = ("create", "update")
 """Only ``up`` waits for a node that may be booting; reading and deleting say at once that it does not answer."""
 
 
+def _while_waiting() -> None:
+    check_cancel("the node was not reached")
+
+
 def told(method: Callable[P, R]) -> Callable[P, R]:
     """Turn what a person can cause into one clear text without a traceback; a fault of ours keeps its trace."""
 
@@ -42,7 +46,7 @@ def told(method: Callable[P, R]) -> Callable[P, R]:
         sys.tracebacklimit = 0
         try:
             if method.__name__ in _WAITS_FOR_BOOT and args and isinstance(args[0], SparkProvider):
-                args[0].run.wait_for_boot(say)
+                args[0].run.wait_for_boot(say, _while_waiting)
             with in_hand():
                 return method(*args, **kwargs)
         except SparkError as error:

@@ -19,6 +19,7 @@ from spark_core.settings import SECRET_KEYS, SETTING_KEYS, NodeSettings, Setting
 from spark_core.transport.base import Transport
 from spark_core.transport.connection import Connection, ConnectionSpec, jump_of, on_the_way, resolve
 from spark_core.transport.first_contact import refused_first_contact
+from spark_core.transport.master import Patience
 from spark_core.transport.ssh import SshTransport
 
 
@@ -40,8 +41,7 @@ class Run:
         self._transports: dict[str, SshTransport] = {}
         self._lock = threading.Lock()
         self._all_reached = False
-        self._patience_s = 0.0
-        self._say: Callable[[str], None] = lambda _: None
+        self._patience = Patience()
 
     def secret(self, key: str) -> str | None:
         """A secret of the stack's configuration; it stays in this process."""
@@ -69,16 +69,17 @@ class Run:
                 f"expected the hub's token in {file}, found: {error.strerror}", where="hub.token_file"
             ) from None
 
-    def wait_for_boot(self, say: Callable[[str], None]) -> None:
+    def wait_for_boot(self, say: Callable[[str], None], check: Callable[[], None] = lambda: None) -> None:
         """From now on wait for a host that does not answer, since it may be booting; for what runs in ``up`` only.
 
         Args:
             say: Called with one line when a host is waited for.
+            check: Called often while it is; what it raises ends the wait.
         """
         with self._lock:
-            self._patience_s, self._say = self.settings.ssh.boot_wait_s, say
+            self._patience = Patience(self.settings.ssh.boot_wait_s, say, check)
             for transport in self._transports.values():
-                transport.patience_s, transport.say = self._patience_s, say
+                transport.patience = self._patience
 
     def open_node(self, node: NodeSettings) -> Transport:
         """The transport of a node; the connection is opened by its first use.
@@ -111,9 +112,7 @@ class Run:
                 raise refused_first_contact(resolve(spec, render_only=True), error) from None
             raise
         with self._lock:
-            transport = SshTransport(
-                connection, self._sudo_password, via=via, patience_s=self._patience_s, say=self._say
-            )
+            transport = SshTransport(connection, self._sudo_password, via=via, patience=self._patience)
             return self._transports.setdefault(spec.node, transport)
 
     def _open_on_the_way(self, spec: ConnectionSpec, node: str) -> SshTransport:

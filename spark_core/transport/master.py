@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from spark_core.transport.backoff import Backoff
@@ -27,6 +28,21 @@ BUSY_S = 10.0
 """How long a connection that sshd drops (MaxStartups) is tried again, in preview too."""
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How a host that does not answer is waited for, since it may be booting.
+
+    Attributes:
+        seconds: How long.
+        say: Called with one line when it is waited for.
+        check: Called often; what it raises ends the wait.
+    """
+
+    seconds: float = 0.0
+    say: Callable[[str], None] = lambda _: None
+    check: Callable[[], None] = lambda: None
+
+
 class Master:
     """The open connection to a node.
 
@@ -34,7 +50,6 @@ class Master:
         connection: Where the node is and which key it must show.
         answers: Whether a command over the connection gets an answer.
         clarify: Called with a failure that only the node on the way can explain; gives the explained one.
-        say: Called with one line when a host is waited for.
     """
 
     def __init__(
@@ -42,12 +57,10 @@ class Master:
         connection: Connection,
         answers: Callable[[], bool],
         clarify: Callable[[LoginFailure], LoginFailure],
-        say: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._answers = answers
         self._clarify = clarify
-        self._say = say
         self._path = ssh_path(connection.control_path)
         self._seen = 0.0
 
@@ -82,11 +95,8 @@ class Master:
         self._request("stop")
         return False
 
-    def open(self, patience_s: float) -> None:
+    def open(self, patience: Patience) -> None:
         """Make sure that it is there.
-
-        Args:
-            patience_s: Seconds that a host which does not answer is waited for, since it may be booting.
 
         Raises:
             UnreachableError: naming the step that failed.
@@ -97,20 +107,21 @@ class Master:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(directory / f"{self._path.name}.lock"):
             if not self.is_alive():
-                self._start(patience_s)
+                self._start(patience)
         self._seen = time.monotonic()
 
-    def _start(self, patience_s: float) -> None:
-        backoff, told = Backoff(), False
-        while (failure := self._failed_start()) is not None:
-            limit = {"never": 0.0, "busy": max(BUSY_S, patience_s), "boot": patience_s}[failure.passing]
+    def _start(self, patience: Patience) -> None:
+        backoff, told, seconds = Backoff(), False, patience.seconds
+        while (failure := self._failed_start(patience.check)) is not None:
+            limit = {"never": 0.0, "busy": max(BUSY_S, seconds), "boot": seconds}[failure.passing]
             if failure.passing == "boot" and limit > 0 and not told:
-                self._say(f"{failure.error.line}; waiting up to {patience_s:g} s (ssh.boot_wait_s)")
+                patience.say(f"{failure.error.line}; waiting up to {seconds:g} s (ssh.boot_wait_s)")
                 told = True
             if not backoff.wait(limit):
                 raise failure.error
 
-    def _failed_start(self) -> LoginFailure | None:
+    def _failed_start(self, check: Callable[[], None]) -> LoginFailure | None:
+        check()
         self._path.unlink(missing_ok=True)
         words = [
             *self._connection.own_options(),
@@ -124,7 +135,7 @@ class Master:
             "-f",
             *self._connection.target(),
         ]
-        made = attempt(words, LOGIN_TIMEOUT_S)
+        made = attempt(words, LOGIN_TIMEOUT_S, check)
         if made.status == 0:
             return None
         failure = (

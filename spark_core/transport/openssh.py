@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_CHECK_EVERY_S = 0.5
 SSH_FAILED = 255
 """Exit status of ssh itself; a remote command may end with it too, and then ssh's log is empty."""
 
@@ -48,27 +50,39 @@ class Attempt:
     aside: str
 
 
-def attempt(words: Sequence[str], timeout_s: float) -> Attempt:
+def attempt(words: Sequence[str], timeout_s: float, check: Callable[[], None] = lambda: None) -> Attempt:
     """Run an ssh that connects and prints nothing, without a terminal that anything could ask on.
 
     Args:
         words: Its arguments.
+        check: Called often; what it raises ends it.
     """
     # What goes on in the background keeps standard error open, so it must be a file: a pipe would never end.
     with OwnLog() as log, tempfile.TemporaryFile() as aside:
-        status: int | None
+        process = subprocess.Popen(
+            # -v and not LogLevel: only so does a ProxyCommand of a connection that stays keep its standard error.
+            ["ssh", *log.options(), "-v", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=aside,
+            start_new_session=True,
+        )
         try:
-            status = subprocess.run(
-                # -v and not LogLevel: only so does a ProxyCommand of a connection that stays keep its standard error.
-                ["ssh", *log.options(), "-v", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=aside,
-                timeout=timeout_s,
-                check=False,
-                start_new_session=True,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = None
+            status = _ended(process, timeout_s, check)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         aside.seek(0)
         return Attempt(status, log.text, aside.read().decode(errors="replace"))
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float, check: Callable[[], None]) -> int | None:
+    """The exit status, or None if it does not end in time."""
+    end = time.monotonic() + timeout_s
+    while (left := end - time.monotonic()) > 0:
+        try:
+            return process.wait(min(left, _CHECK_EVERY_S))
+        except subprocess.TimeoutExpired:
+            check()
+    return None

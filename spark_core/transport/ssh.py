@@ -20,7 +20,7 @@ from spark_core.transport.backoff import Backoff
 from spark_core.transport.base import Command, Result, command, script, tail_lines
 from spark_core.transport.connection import CONNECT_TIMEOUT_S, Connection, on_the_way, ssh_path
 from spark_core.transport.login_errors import LoginFailure, login_failure, own_words, tcp_failure
-from spark_core.transport.master import REQUEST_TIMEOUT_S, Master
+from spark_core.transport.master import REQUEST_TIMEOUT_S, Master, Patience
 from spark_core.transport.openssh import SSH_FAILED, OwnLog
 from spark_core.transport.sudo import Sudo
 
@@ -65,8 +65,7 @@ class SshTransport:
         connection: Where the node is and which key it must show.
         sudo_password: Called when sudo asks; the password travels on standard input only.
         via: The transport of the node that this one is reached through.
-        patience_s: Seconds that a host which does not answer is waited for, since it may be booting.
-        say: Called with one line when it is waited for.
+        patience: How it is waited for where it does not answer.
     """
 
     def __init__(
@@ -75,17 +74,15 @@ class SshTransport:
         sudo_password: Callable[[], str | None] = lambda: None,
         *,
         via: SshTransport | None = None,
-        patience_s: float = 0.0,
-        say: Callable[[str], None] = lambda _: None,
+        patience: Patience = Patience(),  # noqa: B008 (it is frozen)
     ) -> None:
-        self.patience_s = patience_s
-        self.say = say
+        self.patience = patience
         self._connection = connection
         self._via = via
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_SESSIONS)
         self._failed: UnreachableError | None = None
-        self._master = Master(connection, self._answers, self._clarify, lambda text: self.say(text))
+        self._master = Master(connection, self._answers, self._clarify)
         self._sudo = Sudo(connection.node, self._session, sudo_password)
 
     @property
@@ -173,7 +170,7 @@ class SshTransport:
             try:
                 if self._via is not None and not self._master.is_fresh:
                     self._open_via(self._via)
-                self._master.open(self.patience_s)
+                self._master.open(self.patience)
             except UnreachableError as error:
                 self._failed = error
                 raise

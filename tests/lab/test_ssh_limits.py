@@ -35,6 +35,7 @@ from spark_core.transport.base import Command, command, script
 from spark_core.transport.connection import ConnectionSpec, jump_of, resolve
 from spark_core.transport.first_contact import refused_first_contact
 from spark_core.transport.keys import fingerprint
+from spark_core.transport.master import Patience
 from spark_core.transport.ssh import SshTransport
 from tests.config_cases import load_base
 from tests.lab.runs import run_lab
@@ -116,7 +117,7 @@ def spec(name: str, **changes: object) -> ConnectionSpec:
 
 def transport(name: str, patience_s: float = 0, said: list[str] | None = None, **changes: object) -> SshTransport:
     lines: list[str] = [] if said is None else said
-    return SshTransport(resolve(spec(name, **changes)), password, patience_s=patience_s, say=lines.append)
+    return SshTransport(resolve(spec(name, **changes)), password, patience=Patience(patience_s, lines.append))
 
 
 def failure(node: SshTransport, cmd: Command | None = None) -> UnreachableError:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import empty_pb2
 
 from providers.node_host import NodeHostProvider
 from providers.node_journal import NodeJournalProvider
@@ -467,3 +468,21 @@ def test_a_node_that_is_given_up_is_never_contacted_and_what_stays_is_told(
     told = deployment.servicer.said()
     assert "spark-b is given up; what was tuned on it stays: net.core.rmem_max" in told
     assert f"{deployment.root('spark-b')}/stacks/dev with the journal of what was changed" in told
+
+
+def test_ctrl_c_while_a_host_boots_ends_the_wait_within_five_seconds(
+    deployment: Deployment, journal_props: JournalProps
+) -> None:
+    deployment.ssh.kill("spark-a")
+    servicer = deployment.next_run({"ssh": {"boot_wait_s": 120}})
+    journal = deployment.manage(NodeJournalProvider)
+    making = servicer.start("Create", journal.create_request(journal_props()))
+    time.sleep(2)
+    assert not making.done()
+    asked = time.monotonic()
+    servicer.call("Cancel", empty_pb2.Empty())
+    with pytest.raises(grpc.RpcError) as failed:
+        making.result()
+    assert time.monotonic() - asked < 5
+    assert "interrupted; the node was not reached" in failed.value.details()
+    assert "waiting up to 120 s" in servicer.said()

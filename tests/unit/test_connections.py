@@ -77,11 +77,11 @@ def test_an_unpinned_node_on_the_way_is_told_of_the_one_behind(ssh: FakeSsh) -> 
 def test_waiting_for_a_booting_host_begins_when_the_run_says_so(ssh: FakeSsh) -> None:
     run = run_of_two(ssh, top={"ssh": {"boot_wait_s": 7}})
     before = opened(run, "spark-a")
-    assert before.patience_s == 0
+    assert before.patience.seconds == 0
     said: list[str] = []
     run.wait_for_boot(said.append)
-    assert (before.patience_s, opened(run, "spark-b").patience_s) == (7, 7)
-    opened(run, "spark-b").say("waiting")
+    assert (before.patience.seconds, opened(run, "spark-b").patience.seconds) == (7, 7)
+    opened(run, "spark-b").patience.say("waiting")
     assert said == ["waiting"]
 
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from spark_core.errors import CommandError, UnreachableError
+from spark_core.errors import CommandError, SparkError, UnreachableError
 from spark_core.transport.base import Command, command, run_checked, script
 from spark_core.transport.connection import Connection, ConnectionSpec, ssh_path
 from spark_core.transport.keys import fingerprint
+from spark_core.transport.master import Patience
+from spark_core.transport.openssh import attempt
 from spark_core.transport.ssh import SshTransport, begun
 from tests.fake_ssh import FakeSsh
 
@@ -53,7 +55,7 @@ def transport(ssh: FakeSsh, password: str | None = None, **changes: object) -> S
 
 
 def patient(ssh: FakeSsh, patience_s: float, said: list[str]) -> SshTransport:
-    return SshTransport(connection(ssh), patience_s=patience_s, say=said.append)
+    return SshTransport(connection(ssh), patience=Patience(patience_s, said.append))
 
 
 def failure(carrier: SshTransport, cmd: Command | None = None) -> UnreachableError:
@@ -200,6 +202,38 @@ def test_what_no_time_cures_is_not_waited_for(stderr: str, ssh: FakeSsh) -> None
     start = time.monotonic()
     failure(patient(ssh, 60, said))
     assert (time.monotonic() - start < 5, said) == (True, [])
+
+
+def test_an_interrupt_ends_the_wait_for_a_host(ssh: FakeSsh) -> None:
+    ssh.kill("spark-a")
+    said: list[str] = []
+
+    def check() -> None:
+        if said:
+            raise SparkError("interrupted")
+
+    carrier = SshTransport(connection(ssh), patience=Patience(60, said.append, check))
+    start = time.monotonic()
+    with pytest.raises(SparkError, match="interrupted"):
+        carrier.run(command("true"))
+    assert (time.monotonic() - start < 5, len(said)) == (True, 1)
+
+
+def test_an_interrupt_ends_a_login_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec tail -f /dev/null\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    pid = tmp_path / "pid"
+
+    def check() -> None:
+        if pid.is_file() and pid.read_text():
+            raise SparkError("interrupted")
+
+    with pytest.raises(SparkError, match="interrupted"):
+        attempt(["spark-a"], 30, check)
+    assert not Path("/proc", pid.read_text().strip()).exists()
+    assert attempt(["spark-a"], 0.2).status is None
 
 
 def test_a_login_that_sshd_drops_is_tried_again_without_patience_too(ssh: FakeSsh) -> None:
