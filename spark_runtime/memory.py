@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from spark_runtime.status import read_json, write_json
+from spark_runtime.health import read_json
+from spark_runtime.status import write_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MEMINFO = Path("/proc/meminfo")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_runtime.status import read_json
+from spark_runtime.health import read_json
 
 FILE = "notify.json"
 DEFAULT_DEADLINE_S = 1800.0

@@ -13,15 +13,12 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import Any
 
 from spark_runtime import __version__
 from spark_runtime.healing import Attempts, Crash, kind_of
+from spark_runtime.health import read_json
 
 SCHEMA = 1
-STALE_AFTER_S = 60.0
-"""Older than this, the writer of a status file is stuck or dead. Generous: a loading node can be starved."""
-_BAD_PHASES = ("failed", "stopped")
 
 
 def write_json(path: Path, document: object, durable: bool = False) -> None:
@@ -34,28 +31,6 @@ def write_json(path: Path, document: object, durable: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
     beside.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None if there is none that can be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def is_healthy(document: dict[str, Any] | None, now: float) -> tuple[bool, str]:
-    """The verdict of the container's health check, and its one line."""
-    if document is None:
-        return False, "no status has been written yet"
-    phase, detail = document.get("phase"), document.get("detail") or document.get("progress") or ""
-    age = now - float(document.get("updated") or 0)
-    if phase in _BAD_PHASES:
-        return False, f"{phase}: {detail}"
-    if age > STALE_AFTER_S:
-        return False, f"{phase}, but the supervisor has not written its status for {age:.0f} s"
-    return True, f"{phase}: {detail}".rstrip(": ")
 
 
 def last_generation_number(state_dir: Path) -> int:

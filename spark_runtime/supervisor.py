@@ -14,16 +14,16 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_runtime import collective_probe, logs, signatures, sockets, status
+from spark_runtime import collective_probe, health, logs, signatures, sockets
 from spark_runtime.first_error import FirstError, explained, find_first_error
 from spark_runtime.head import Head
+from spark_runtime.health import DEFAULT_STATE_DIR
 from spark_runtime.observations import Limits
 from spark_runtime.rank import Rank, Settings
 from spark_runtime.ray_node import DEFAULT_OBJECT_STORE_BYTES
 from spark_runtime.vllm_server import refused_arguments
 from spark_runtime.worker import Worker
 
-DEFAULT_STATE_DIR = Path("/var/lib/spark-vllm")
 RESTART_TIMEOUT_S = 120.0
 
 
@@ -71,25 +71,19 @@ def _give_up(rank: Rank, fault: Exception) -> None:
 
 
 def _status(state_dir: Path) -> int:
-    document = status.read_json(state_dir / "status.json")
+    document = health.read_json(state_dir / "status.json")
     if document is None:
         print(f"no status in {state_dir}", file=sys.stderr)
         return 2
     json.dump(document, sys.stdout, indent=1)
     print()
-    alive = time.time() - float(document.get("updated") or 0) <= status.STALE_AFTER_S
+    alive = time.time() - float(document.get("updated") or 0) <= health.STALE_AFTER_S
     return 0 if document.get("phase") == "serving" and alive else 1
-
-
-def _health(state_dir: Path) -> int:
-    healthy, text = status.is_healthy(status.read_json(state_dir / "status.json"), time.time())
-    print(text)
-    return 0 if healthy else 1
 
 
 def _diagnose(state_dir: Path) -> int:
     """What the log of the present generation says so far, and every socket of this container that matters."""
-    document = status.read_json(state_dir / "status.json") or {}
+    document = health.read_json(state_dir / "status.json") or {}
     rank, number = document.get("rank"), (document.get("generation") or {}).get("n")
     lines = list(logs.read_lines(state_dir / "logs" / str(number), int(rank or 0)))
     error = find_first_error(lines)
@@ -109,7 +103,7 @@ def _diagnose(state_dir: Path) -> int:
 
 def _listeners(state_dir: Path) -> int:
     """One line for each listening socket of this container: where, which port, whose."""
-    own = str((status.read_json(state_dir / "status.json") or {}).get("address") or "")
+    own = str((health.read_json(state_dir / "status.json") or {}).get("address") or "")
     named = {own: "fabric", "0.0.0.0": "all interfaces", "::": "all interfaces", "127.0.0.1": "loopback"}  # noqa: S104
     for each in sockets.own_sockets():
         if each.state == "listening":
@@ -137,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, do, text in (
         ("status", _status, "print this rank's status as JSON; exit code 0 when it is serving"),
-        ("health", _health, "exit code 0 when serving or on the way to it, 1 when failed or stuck"),
+        ("health", health.tell, "exit code 0 when serving or on the way to it, 1 when failed or stuck"),
         ("restart", _restart, "ask for a new generation of the group"),
         ("listeners", _listeners, "print what listens where in this container"),
         ("diagnose", _diagnose, "print what this generation's log says so far, and this rank's sockets, as JSON"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from spark_runtime import logs, ray_node, sockets, status, vllm_server
+from spark_runtime import health, logs, ray_node, sockets, status, vllm_server
 from spark_runtime.canary import Canary, Counters, Server, Verdict
 from spark_runtime.healing import Attempts, Crash, kind_of
 from spark_runtime.memory import Memory
@@ -200,7 +200,18 @@ def test_memory_is_no_reason_to_stay_down_where_it_cannot_be_read_or_somebody_sa
     ],
 )
 def test_health_is_progress_or_serving(document: dict[str, object] | None, healthy: bool) -> None:
-    assert status.is_healthy(document, 1000.0)[0] == healthy
+    assert health.is_healthy(document, 1000.0)[0] == healthy
+
+
+def test_the_health_check_is_told_without_the_rest_of_the_supervisor(mount: Path, tmp_path: Path) -> None:
+    asked = [sys.executable, "-X", "importtime", str(mount), "health"]
+    by_docker = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (by_docker.returncode, by_docker.stdout) == (1, "no status has been written yet\n")
+    assert "spark_runtime.health" in by_docker.stderr
+    assert "spark_runtime.status" not in by_docker.stderr
+    (tmp_path / "status.json").write_text(json.dumps({"phase": "serving", "updated": time.time()}))
+    by_hand = subprocess.run([*asked, "--state-dir", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (by_hand.returncode, by_hand.stdout) == (0, "serving\n")
 
 
 SWEEP = """
