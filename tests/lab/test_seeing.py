@@ -54,6 +54,8 @@ except urllib.error.URLError as error:
 """
 MAY_BE_EMPTY = (RDMA_SENT.name, "ALERTS", "Swap")
 """Nothing is there on these hosts, or nothing is wrong."""
+ROOT, DOCKER_DISK = 'mountpoint="/"', 'mountpoint="/var/lib/docker"'
+"""Of an emulated host's disks: its root is an overlay, which node exporter leaves out; the other is one of its own."""
 
 
 def assert_readable(seen: Look, *, dark: bool) -> None:
@@ -311,8 +313,8 @@ def test_monitoring_comes_without_a_restart_and_answers_every_query(
     assert_serves(served)
     wait(lambda: is_serving(served) == "1")
     end = time.monotonic() + 240
-    while unanswered(lambda query: watch(served, query)):
-        assert time.monotonic() < end, unanswered(lambda query: watch(served, query))
+    while lacking := unanswered(lambda query: watch(served, query.replace(ROOT, DOCKER_DISK))):
+        assert time.monotonic() < end, lacking
         assert_serves(served)  # rates need requests
         time.sleep(5)
     listening = served.on(HEAD, "ss -Hltn 'sport = :9090'")
