@@ -9,6 +9,7 @@ To clean up after an aborted run: ``SPARK_VLLM_HOME=… python -m lab down --ins
 
 from __future__ import annotations
 
+import html
 import http.server
 import shlex
 import shutil
@@ -34,6 +35,7 @@ from tests.lab.deployment import Deployment
 from tests.lab.in_order import in_order as in_order
 from tests.lab.operating import HOSTS, assert_serves, run
 from tests.lab.seeing import Look, ask_prometheus, free_port, look, of_grafana, program, running, series_of
+from tests.lab.test_end_to_end import compilers_hidden, lab_mounts
 from tests.unit.automation.seen_deployment import KEY, SeenDeployment, clean, drifted
 from tests.unit.runtime.test_metrics import DOCUMENT
 
@@ -338,16 +340,25 @@ def test_a_rank_stopped_by_hand_is_broken_on_the_page_and_in_prometheus(served: 
 
 
 def test_a_start_that_fails_is_on_the_page_with_its_first_error(served: Deployment) -> None:
-    served.configure({"extra_args": ["--no-such-flag"], "heal": "report"})
+    # A flag that the image does not know would be refused before anything stops. This fails once it serves.
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCHDYNAMO_DISABLE": "0",
+        "VLLM_CACHE_ROOT": "/opt/vllm/cache",
+    }
+    mounts = [*lab_mounts(), *compilers_hidden()]
+    served.configure({"environment": environment, "mounts": mounts, "heal": "report"})
     up, _ = run(served, "up")
     assert up["exit_code"] == Exit.FAILED
     report, file = reported(served, "--no-drift")
-    assert report["verdict"] == "broken"
-    assert "no-such-flag" in report["generations"][0]["error"]
+    assert report["verdict"] == "broken", report["headline"]
+    error = report["generations"][0]["error"]
+    assert "first completion" in error or "compiler" in error.lower(), error
     assert report["last_up"]["update"]["result"] == "failed"
     seen = look(file, served.home, "failed", width=390)
     assert_readable(seen, dark=False)
-    assert "no-such-flag" in seen.dom.partition('id="fabric"')[0]
+    assert error[:30] in html.unescape(seen.dom.partition('id="fabric"')[0])
     served.configure({})
     up, said = run(served, "up")
     assert up["exit_code"] == Exit.DONE, said[-3000:]
