@@ -17,10 +17,6 @@ try:
 except SparkError as refused:
     raise pulumi.RunError(refused.render()) from None
 
-from providers.early_start import start_early  # noqa: E402
-
-start_early()
-
 from components.fabric_proof import FabricProofArgs, prove_fabric  # noqa: E402
 from components.good_settings import keep_good_settings  # noqa: E402
 from components.model_weights import ModelWeights, ModelWeightsArgs, weights_places  # noqa: E402

@@ -222,14 +222,3 @@ def test_a_local_automation_program_from_another_folder_works(spark: EngineStack
     assert done.returncode == 0, done.stdout[-3000:]
     assert "create" in done.stdout
     assert (PROJECT / "Pulumi.spark.yaml").read_text() == before
-
-
-def test_the_providers_process_starts_before_the_first_resource(spark: EngineStack) -> None:
-    spark.configure(preflight_off, "Pulumi.spark.yaml")
-
-    run = spark.pulumi("preview", "-s", "spark", "--color", "never", "-v=9", "--logtostderr")
-
-    begun = run.stdout.index("Launching plugin 'pulumi-python (resource)'")
-    assert begun < run.stdout.index("RegisterResource received"), run.stdout[-2000:]
-    shown = [line for line in run.stdout.splitlines() if not line.startswith("{")]
-    assert not [line for line in shown if "unknown function" in line or "Traceback" in line]
