@@ -191,7 +191,6 @@ class Taker(Mover):
         )
         self.loader, self.have = Loader(image), int(image["have"])
         self.order = {file_name(layer): place for place, layer in reversed(list(enumerate(image["layers"])))}
-        self.one_at_a_time = threading.Lock()
         self.loaded, self.in_docker, self._seen = threading.Event(), False, 0.0
 
     def run(self) -> None:
@@ -200,14 +199,10 @@ class Taker(Mover):
         super().run()
 
     def fetch(self, link: socket.socket) -> None:
-        """Take layers, the lowest first and one at a time.
-
-        Docker takes them in that order, and slower than one connection brings them: those above would only delay the
-        one that it waits for.
-        """
-        with self.one_at_a_time:
+        """Take layers over one connection, the lowest first: they are loaded in that order."""
+        with self.store.changed:
             self.store.todo.sort(key=lambda name: self.order[name])
-            super().fetch(link)
+        super().fetch(link)
 
     def load_all(self) -> None:
         """Load layers as they arrive, until all are there or the rest does not come."""
