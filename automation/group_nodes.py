@@ -104,6 +104,11 @@ def learn_secrets(file: StackFile) -> None:
     encrypted = [key for key, value in file.raw().items() if key in SECRET_KEYS and isinstance(value, dict)]
     with contextlib.suppress(SparkError):
         learn(_decrypted(file, encrypted).values() if encrypted else ())
+    learn_api_key(file)
+
+
+def learn_api_key(file: StackFile) -> None:
+    """Know the API key of a stack that was up, for a command that has decrypted the rest already."""
     with contextlib.suppress(SparkError):
         learn([pulumi_json("stack", "output", "-s", file.stack, "--json", "--show-secrets").get("api_key")])
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from automation import session as frame
 from automation.exit_codes import CommandEnd, Exit
-from automation.group_nodes import GroupNodes, errors_of, learn_secrets, open_nodes
+from automation.group_nodes import GroupNodes, errors_of, learn_api_key, learn_secrets, open_nodes
 from automation.redaction import redacted
 from automation.reports import FindingReport, LifecycleReport
 from automation.session import Session, session
@@ -93,7 +93,7 @@ def maintenance(options: argparse.Namespace) -> int:
     with session(options) as here:
         here.require_free()
         nodes, steps, begun = open_nodes(here.file, secrets=True), Steps(here.progress.say), time.monotonic()
-        learn_secrets(here.file)
+        learn_api_key(here.file)
         known = [node.name for node in nodes.settings.nodes]
         if options.node not in known:
             raise SparkError(f"expected one of {', '.join(known)}, found {options.node!r}", where="NODE")

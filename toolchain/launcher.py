@@ -14,6 +14,7 @@ The settings, each only if the person gave no value of their own:
 - destroy does run the program where the stack file gives nodes up: without it the providers get the settings of the
   last up. `SPARK_VLLM_DESTROY` then tells the program to look at no node (components/stack.py).
 
+- the engine and its plugins collect garbage less often (GOGC).
 - an engine that `python -m automation` started is interrupted when that dies (SPARK_VLLM_INTERRUPT_WITH).
 
 It replaces itself with the real program, so process ids, signals and exit codes are the real ones.

@@ -74,9 +74,10 @@ def bring_image(bringing: Bringing) -> ImageFacts:
                 where="image.archive",
                 do="the archive changed while this ran; run up again",
             )
-    having = [node for node in bringing.nodes if node.node in _having(found)]
+    images = _having(found)
+    having = [node for node in bringing.nodes if node.node in images]
     architecture = archive.contents.architecture if archive else ""
-    for facts in _having(found).values():
+    for facts in images.values():
         architecture = facts.architecture
     if having or archive:
         _require_architecture(found, wanted, architecture)

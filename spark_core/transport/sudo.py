@@ -62,16 +62,19 @@ class Sudo:
             result = self._session(f"{_FREE} -- {line}", cmd.stdin, cmd.timeout_s, cmd.told)
             if not (result.status == 1 and _ASKED.search(result.stderr)):
                 return self._unless_refused(cmd, result)
+        password = self._password()
+        if not self._always_asks:
             # With a password, one command says by itself what sudo thinks of it; asking is for the sake of the next.
-            if self._has_asked or self._password() is None:
+            if self._has_asked or password is None:
                 self._learn_rules(cmd, line)
             self._has_asked = True
-        password = self._password_for(cmd)
+        password = self._usable(password, cmd)
         stdin = password.encode() + b"\n" + cmd.stdin
         result = self._session(f"{_WITH_PASSWORD} -- {line}", stdin, cmd.timeout_s, cmd.told)
         if password != self._accepted:
             self._unless_wrong(result)
-            self._accepted = password if result.ok else self._accepted
+            if result.ok:
+                self._accepted = password
         return self._unless_refused(cmd, result)
 
     def _user_is_root(self) -> bool:
@@ -95,9 +98,8 @@ class Sudo:
         elif listed.status == 1:
             raise self._error(cmd, "sudoers does not list this command")
 
-    def _password_for(self, cmd: Command) -> str:
+    def _usable(self, password: str | None, cmd: Command) -> str:
         """The password; tried alone first where input follows it, which sudo would take for more attempts."""
-        password = self._password()
         if password is None:
             do = "set the secret sudo_password (or sudo_password_file), or"
             raise self._error(cmd, "sudo asks for a password", do)

@@ -16,12 +16,11 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from automation.exit_codes import Exit
-from automation.stopping import session_of
+from tests.engine.test_automation import providers_below
 from tests.lab.deployment import Deployment
 from tests.lab.operating import HOSTS, PROJECT, assert_serves, run
 from tests.lab.runs import BackgroundRun
@@ -57,19 +56,12 @@ def kill(served: Deployment, command: str, victim: str, delay_s: float) -> str:
     assert locks, begun.text[-2000:]
     engine = int(json.loads(locks[0].read_text())["pid"])
     time.sleep(delay_s)
-    plugins = [pid for pid in session_of(engine) if b"pulumi.dynamic" in _words(pid)]
+    plugins = providers_below(engine)
     pid = {"engine": engine, "command": begun._process.pid, "provider": (plugins or [engine])[0]}[victim]
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     begun.wait(240)
     return begun.text
-
-
-def _words(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def test_the_next_run_converges_after_a_kill_at_each_of_many_random_points(served: Deployment) -> None:

@@ -19,7 +19,7 @@ from tests.lab import healthy
 from tests.lab.deployment import Deployment
 from tests.lab.in_order import in_order as in_order
 from tests.lab.operating import HOSTS, assert_serves, run
-from tests.lab.test_end_to_end import compilers_hidden, lab_mounts
+from tests.lab.test_end_to_end import dying_at_its_first_completion
 from tests.lab.watching import launcher
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
@@ -41,17 +41,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
     finally:
         made.stop()
-
-
-def dying_at_its_first_completion() -> dict[str, Any]:
-    """Serving settings with which only the gate fails: the image has no compiler."""
-    variables = {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "TORCHDYNAMO_DISABLE": "0",
-        "VLLM_CACHE_ROOT": "/opt/vllm/cache",
-    }
-    return {"environment": variables, "mounts": [*lab_mounts(), *compilers_hidden()], "heal": "report"}
 
 
 def running(served: Deployment) -> dict[str, bool]:

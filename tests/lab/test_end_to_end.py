@@ -125,15 +125,7 @@ def test_an_engine_that_dies_on_its_first_completion_fails_the_up_though_health_
     deployment: Deployment, pristine: dict[str, dict[str, list[str]]]
 ) -> None:
     assert pristine["spark-a"]["etc"]
-    inductor_on = {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "TORCHDYNAMO_DISABLE": "0",
-        "VLLM_CACHE_ROOT": "/opt/vllm/cache",
-    }
-    # Healing would try twice more before its verdict (tests/lab/test_healing.py); here the first error is enough.
-    serving = {"environment": inductor_on, "mounts": [*lab_mounts(), *compilers_hidden()], "heal": "report"}
-    deployment.configure(serving)
+    deployment.configure(dying_at_its_first_completion())
     outcome = deployment.up()
     assert outcome.code != 0, outcome.text[-3000:]
     assert "first completion" in outcome.text, outcome.text[-3000:]
@@ -529,3 +521,15 @@ def lab_mounts() -> list[dict[str, Any]]:
 def compilers_hidden() -> list[dict[str, Any]]:
     """Mounts that take the compilers out of the image: an empty device in place of each."""
     return [{"source": "/dev/null", "target": path} for path in COMPILERS]
+
+
+def dying_at_its_first_completion() -> dict[str, Any]:
+    """Serving settings with which only the gate fails: the image has no compiler."""
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCHDYNAMO_DISABLE": "0",
+        "VLLM_CACHE_ROOT": "/opt/vllm/cache",
+    }
+    # Healing would try twice more before its verdict (tests/lab/test_healing.py); here the first error is enough.
+    return {"environment": variables, "mounts": [*lab_mounts(), *compilers_hidden()], "heal": "report"}

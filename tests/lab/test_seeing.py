@@ -35,7 +35,7 @@ from tests.lab.deployment import Deployment
 from tests.lab.in_order import in_order as in_order
 from tests.lab.operating import HOSTS, assert_serves, run
 from tests.lab.seeing import Look, ask_prometheus, free_port, look, of_grafana, program, running, series_of
-from tests.lab.test_end_to_end import compilers_hidden, lab_mounts
+from tests.lab.test_end_to_end import dying_at_its_first_completion
 from tests.unit.automation.seen_deployment import KEY, SeenDeployment, clean, drifted
 from tests.unit.runtime.test_metrics import DOCUMENT
 
@@ -341,14 +341,7 @@ def test_a_rank_stopped_by_hand_is_broken_on_the_page_and_in_prometheus(served: 
 
 def test_a_start_that_fails_is_on_the_page_with_its_first_error(served: Deployment) -> None:
     # A flag that the image does not know would be refused before anything stops. This fails once it serves.
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "TORCHDYNAMO_DISABLE": "0",
-        "VLLM_CACHE_ROOT": "/opt/vllm/cache",
-    }
-    mounts = [*lab_mounts(), *compilers_hidden()]
-    served.configure({"environment": environment, "mounts": mounts, "heal": "report"})
+    served.configure(dying_at_its_first_completion())
     up, _ = run(served, "up")
     assert up["exit_code"] == Exit.FAILED
     report, file = reported(served, "--no-drift")
