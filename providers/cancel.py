@@ -25,6 +25,7 @@ from spark_core.errors import SparkError
 CANCELLED = threading.Event()
 """Set once the engine has asked this process to stop, or is gone."""
 ASK_S = 5.0
+_FIRST_PAUSE_S = 0.1
 _idle = threading.Condition()
 _in_hand = 0
 _watch: threading.Thread | None = None
@@ -83,8 +84,11 @@ def _end_with_engine(address: tuple[str, int]) -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
+    # The kernel takes a dead engine's files away one after another: our input may end a moment before its address does.
+    pause_s = _FIRST_PAUSE_S
     while _answers(address):
-        time.sleep(ASK_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, ASK_S)
     CANCELLED.set()
     with _idle:
         _idle.wait_for(lambda: _in_hand == 0)

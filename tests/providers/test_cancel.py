@@ -53,3 +53,24 @@ def test_the_servicer_of_the_sdk_has_what_is_replaced() -> None:
     assert "class DynamicResourceProviderServicer(" in text
     assert "def Cancel(self, request, context):" in text
     assert "empty_pb2" in text
+
+
+class Ended(Exception):
+    """Instead of the end of this process."""
+
+
+def test_an_engine_whose_address_outlives_our_input_is_noticed_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, pauses = [True, True, False], list[float]()
+
+    def end(_status: int) -> None:
+        raise Ended
+
+    monkeypatch.setattr(cancel, "CANCELLED", threading.Event())
+    monkeypatch.setattr(cancel, "_answers", lambda _address: answers.pop(0))
+    monkeypatch.setattr("providers.cancel.os.read", lambda _file, _count: b"")
+    monkeypatch.setattr("providers.cancel.os._exit", end)
+    monkeypatch.setattr("providers.cancel.time.sleep", pauses.append)
+    with pytest.raises(Ended):
+        cancel._end_with_engine(("127.0.0.1", 1))
+    assert cancel.CANCELLED.is_set() and not answers
+    assert len(pauses) == 2 and sum(pauses) < 1
